@@ -9,6 +9,7 @@ typedef struct {
     uint8_t *base; /* NULL while measuring */
     size_t size_bytes;
     size_t used_bytes;
+    bool zeroed; /* the memory is known to be zero (fresh mmap): taking does not touch it */
 } kvf_arena;
 
 /* Zeroed memory aligned to `align_pow2` (base itself must be aligned to 64). Running past the end is a bug of the layout. */
@@ -17,7 +18,7 @@ static inline void *kvf_arena_take(kvf_arena *a, size_t len_bytes, size_t align_
     a->used_bytes = at + len_bytes;
     if (!a->base) return NULL;
     KVF_ASSERT(a->used_bytes <= a->size_bytes);
-    memset(a->base + at, 0, len_bytes);
+    if (!a->zeroed) memset(a->base + at, 0, len_bytes);
     return a->base + at;
 }
 #define KVF_ARENA_NEW(arena, type, count) ((type *)kvf_arena_take((arena), sizeof(type) * (size_t)(count), _Alignof(type)))
