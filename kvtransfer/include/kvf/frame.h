@@ -1,0 +1,98 @@
+/* kvf/frame.h - the frames of a link between two nodes, decoded. The byte tables stand in kvtransfer/README.md, golden bytes in
+ * tests/unit/kvtransfer. A link is made by the sender of pages (P); frames of one link arrive in order, or the link is gone.
+ *
+ *   P -> D  HELLO                          D -> P  WELCOME | REFUSE
+ *           OPEN(grant, proof)                     OPENED | GONE
+ *           PAGE(grant, block, layer) ...
+ *           COMMIT(grant, count, digest)           COMMITTED | MISSING | GONE
+ *           CANCEL(grant), RENEW                   (RENEW back: the same heartbeat)
+ */
+#ifndef KVF_FRAME_H
+#define KVF_FRAME_H
+#include "kvf/base.h"
+#include "kvf/msg.h"
+
+#define KVF_FRAME_COMMIT_PAYLOAD_MAX 16384
+#define KVF_FRAME_MISSING_MAX 1024 /* pages named in one MISSING; more are asked for in the next round */
+
+typedef enum {
+    KVF_FRAME_HELLO = 1,
+    KVF_FRAME_WELCOME,
+    KVF_FRAME_REFUSE,
+    KVF_FRAME_OPEN,
+    KVF_FRAME_OPENED,
+    KVF_FRAME_PAGE,
+    KVF_FRAME_COMMIT,
+    KVF_FRAME_COMMITTED,
+    KVF_FRAME_MISSING,
+    KVF_FRAME_GONE,
+    KVF_FRAME_CANCEL,
+    KVF_FRAME_RENEW
+} kvf_frame_kind;
+
+typedef struct {
+    uint64_t grant;
+    uint32_t block; /* logical block of the request */
+    uint32_t layer;
+    uint32_t len_bytes;
+    uint32_t crc; /* CRC32C over the bytes, seeded with grant, block, layer and the receiver's epoch: kvf_page_crc */
+} kvf_page_header;
+
+typedef struct {
+    uint32_t block, layer;
+} kvf_page_name;
+
+typedef struct {
+    kvf_frame_kind kind;
+    union {
+        struct {
+            char node[KVF_NAME_MAX];
+            uint64_t epoch;
+            char peer[KVF_NAME_MAX]; /* who is called; another node at this address refuses */
+            uint64_t peer_epoch;
+            kvf_identity identity;
+        } hello;
+        struct {
+            char node[KVF_NAME_MAX];
+            uint64_t epoch;
+            uint8_t nonce[16]; /* of this connection; OPEN proves secrets over it */
+            kvf_identity identity;
+        } welcome;
+        struct {
+            kvf_status reason;
+            char field[32];
+            char mine[64], yours[64];
+        } refuse;
+        struct {
+            uint64_t grant;
+            kvf_request_id request;
+            uint32_t attempt;
+            uint8_t proof[32]; /* HMAC-SHA256(secret, nonce, grant, request, attempt): kvf_grant_proof */
+        } open;
+        struct {
+            uint64_t grant;
+        } opened, committed, cancel;
+        kvf_page_header page; /* payload travels beside the frame */
+        struct {
+            uint64_t grant;
+            uint32_t page_count;
+            uint64_t digest; /* sum over pages of kvf_page_digest */
+            kvf_span payload; /* first tokens, opaque to the transfer core; borrowed */
+        } commit;
+        struct {
+            uint64_t grant;
+            uint32_t count;
+            const kvf_page_name *pages; /* borrowed */
+        } missing;
+        struct {
+            uint64_t grant;
+            kvf_status reason;
+        } gone;
+    };
+} kvf_frame;
+
+uint32_t kvf_page_crc(const kvf_page_header *h, uint64_t receiver_epoch, const void *bytes);
+uint64_t kvf_page_digest(uint32_t block, uint32_t layer, uint32_t crc);
+void kvf_grant_proof(const uint8_t secret[16], const uint8_t nonce[16], uint64_t grant, kvf_request_id request, uint32_t attempt,
+    uint8_t proof[32]);
+#endif
