@@ -11,6 +11,8 @@
 #define KVF_SAMPLER_BIAS_MAX 300
 #define KVF_SAMPLER_TOP_LOGPROBS_MAX 20
 #define KVF_SAMPLER_STOP_IDS_MAX 64
+#define KVF_SAMPLER_BIAS_LIMIT 1000.0f
+#define KVF_SAMPLER_LOGPROB_MIN (-9999.0f) /* floor of what is reported, so that JSON never meets an infinity or NaN */
 
 typedef struct {
     uint32_t token;
@@ -66,8 +68,9 @@ typedef struct {
     uint32_t end_ids_count;
 } kvf_sample_input;
 
-/* Bytes of scratch one thread needs for `vocab`; contents are never read back. */
+/* Bytes of scratch one thread needs for `vocab`, aligned to 4 or more; contents are never read back. */
 size_t kvf_sample_scratch_bytes(uint32_t vocab);
+/* A logit that is NaN counts as -infinity. Where every token is ruled out the lowest id is taken. */
 void kvf_sample_token(const kvf_sample_input *in, void *scratch, kvf_sample *out);
 /* Logprobs of a known next token (prompt logprobs, perplexity): log-softmax of raw logits. */
 void kvf_sample_score(const float *logits, uint32_t vocab, uint32_t vocab_used, uint32_t token, uint32_t top, kvf_sample *out);
