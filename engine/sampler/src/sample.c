@@ -145,12 +145,14 @@ static cut find_cut(const work *w, bool by_weight, double target) {
             used[b] = true;
         }
         /* Finer sums may round to just short of target: then the last member is in the lowest bucket in use. */
+        double sum = above;
         for (uint32_t b = last + 1; b-- > 0;) {
             if (!used[b]) continue;
             bucket = b;
-            if (above + mass[b] >= target) break;
+            above = sum;
+            sum += mass[b];
+            if (sum >= target) break;
         }
-        for (uint32_t b = last; b > bucket; b--) above += mass[b];
         prefix |= bucket << passes[pass].shift;
         prefix_mask |= last << passes[pass].shift;
     }
