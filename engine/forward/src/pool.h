@@ -1,0 +1,16 @@
+/* A pool of threads for work cut into numbered tasks. Which thread does which task, and how many threads there are, is
+ * invisible in the results: tasks write to disjoint places. Idle workers spin for some microseconds and then sleep. */
+#ifndef KVF_ENGINE_POOL_H
+#define KVF_ENGINE_POOL_H
+#include "kvf/base.h"
+
+typedef struct kvf_pool kvf_pool;
+/* `thread` is 0 (the caller of run) .. threads-1: names scratch memory. */
+typedef void (*kvf_pool_fn)(void *context, uint32_t task, uint32_t thread);
+
+kvf_status kvf_pool_create(uint32_t threads, bool pin, kvf_pool **out);
+void kvf_pool_destroy(kvf_pool *p); /* NULL is fine */
+uint32_t kvf_pool_threads(const kvf_pool *p);
+/* Runs tasks 0..tasks-1 and returns when all are done. One caller at a time. Runs everything itself when tasks is 1. */
+void kvf_pool_run(kvf_pool *p, kvf_pool_fn fn, void *context, uint32_t tasks);
+#endif

@@ -1,0 +1,52 @@
+/* Which tables this processor and operating system can run. */
+#include "kernels_int.h"
+
+size_t kvf_attention_scratch_floats(uint32_t rows, uint32_t head_dim) {
+    return kvf_attention_keys_floats(head_dim) + rows * kvf_attention_row_floats(head_dim);
+}
+
+#if defined(KVF_KERNELS_X86)
+#include <cpuid.h>
+
+/* State components the operating system saves: XMM, YMM (6), opmask and ZMM (0xe0). */
+static uint32_t saved_state(void) {
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+static void features(bool *avx2, bool *avx512, bool *vnni) {
+    uint32_t a, b, c, d, b7, c7;
+    *avx2 = *avx512 = *vnni = false;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return;
+    bool fma = c & 1u << 12, xsave = c & 1u << 27, avx = c & 1u << 28, f16c = c & 1u << 29;
+    if (!fma || !xsave || !avx || !f16c || (saved_state() & 6) != 6) return;
+    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d)) return;
+    *avx2 = b7 & 1u << 5;
+    uint32_t wanted = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+    *avx512 = *avx2 && (b7 & wanted) == wanted && (saved_state() & 0xe0) == 0xe0;
+    *vnni = *avx512 && (c7 & 1u << 11);
+}
+#endif
+
+size_t kvf_kernels_list(const kvf_kernel_ops *list[KVF_KERNELS_MAX]) {
+    size_t count = 0;
+#if defined(KVF_KERNELS_X86)
+    bool avx2, avx512, vnni;
+    features(&avx2, &avx512, &vnni);
+    if (vnni) list[count++] = &kvf_kernels_avx512_vnni;
+    if (avx512) list[count++] = &kvf_kernels_avx512;
+    if (avx2) list[count++] = &kvf_kernels_avx2;
+#endif
+    list[count++] = &kvf_kernels_ref;
+    return count;
+}
+
+const kvf_kernel_ops *kvf_kernels_find(const char *name) {
+    const kvf_kernel_ops *list[KVF_KERNELS_MAX];
+    size_t count = kvf_kernels_list(list);
+    if (!name || !*name || strcmp(name, "auto") == 0) return list[0];
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(list[i]->name, name) == 0) return list[i];
+    return NULL;
+}

@@ -1,0 +1,36 @@
+/* Private to kernels: the tables, and the constants that every implementation of an operation must share. */
+#ifndef KVF_KERNELS_INT_H
+#define KVF_KERNELS_INT_H
+#include "kvf/kernels.h"
+
+extern const kvf_kernel_ops kvf_kernels_ref;
+#if defined(KVF_KERNELS_X86)
+extern const kvf_kernel_ops kvf_kernels_avx2;
+extern const kvf_kernel_ops kvf_kernels_avx512;
+extern const kvf_kernel_ops kvf_kernels_avx512_vnni;
+#endif
+
+/* exp(x): n = nearest(x log2 e), r = x - n ln2, p = Taylor to r^7 by Horner with fma, p * 2^n. Below MIN the result is
+ * 0; above MAX it stays at exp(MAX). Adding MAGIC = 1.5 * 2^23 rounds to an integer and leaves it in the low bits. */
+#define KVF_EXP_MIN (-87.0f)
+#define KVF_EXP_MAX 88.0f
+#define KVF_EXP_LOG2E 0x1.715476p+0f
+#define KVF_EXP_MAGIC 12582912.0f
+#define KVF_EXP_NEG_LN2_HI (-0x1.62e4p-1f)
+#define KVF_EXP_NEG_LN2_LO (-0x1.7f7d1cp-20f)
+#define KVF_EXP_C3 (1.0f / 6)
+#define KVF_EXP_C4 (1.0f / 24)
+#define KVF_EXP_C5 (1.0f / 120)
+#define KVF_EXP_C6 (1.0f / 720)
+#define KVF_EXP_C7 (1.0f / 5040)
+
+/* Groups whose largest value is below this are zero: 127/x must not overflow. */
+#define KVF_QUANTISE_MIN 1e-30f
+
+/* Layout of the scratch of an attention tile, in floats, for `rows` = tokens * group. */
+enum { KVF_ATTENTION_KEYS = 32 }; /* positions turned at a time */
+static inline size_t kvf_attention_keys_floats(uint32_t head_dim) { return (size_t)head_dim * KVF_ATTENTION_KEYS; }
+static inline size_t kvf_attention_row_floats(uint32_t head_dim) {
+    return KVF_ATTENTION_SPLIT + kvf_align_up(head_dim, 16) + 16; /* weights, partial values, max and sums */
+}
+#endif
