@@ -167,7 +167,8 @@ uint64_t kvf_rpc_server_calls(const kvf_rpc_server *server); /* calls of the met
 typedef struct {
     /* BIDI: message is borrowed until return. The next one is read after that. */
     void (*on_message)(kvf_rpc_call *call, void *user, const ProtobufCMessage *message);
-    void (*on_half_close)(kvf_rpc_call *call, void *user); /* BIDI: the client sends no more; NULL: the call ends OK */
+    /* BIDI: the client sends no more (a cancel may follow). NULL: the call ends OK. */
+    void (*on_half_close)(kvf_rpc_call *call, void *user);
     void (*on_cancel)(kvf_rpc_call *call, void *user);
     void (*on_writable)(
         kvf_rpc_call *call, void *user); /* a push was refused with KVF_AGAIN, now half the room is free */
@@ -201,7 +202,8 @@ bool kvf_rpc_call_gone(kvf_rpc_call *call); /* ended or cancelled: pushing is po
 uint64_t kvf_rpc_call_left_ms(kvf_rpc_call *call); /* to the client's deadline; UINT64_MAX: none, 0: passed */
 const char *kvf_rpc_call_peer(kvf_rpc_call *call); /* "ipv4:127.0.0.1:5000"; lives as long as the call */
 const char *kvf_rpc_call_path(const kvf_rpc_call *call); /* "/kvferry.v1.Inference/Generate" */
-/* First value of a request metadata key (lower case); false: absent. value: borrowed, lives as long as the call. */
+/* First value of a request metadata key (lower case); false: absent. Inside the handler only;
+ * value is borrowed until it returns. */
 bool kvf_rpc_call_metadata(kvf_rpc_call *call, const char *key, kvf_span *value);
 
 /* ---- Client
