@@ -28,20 +28,23 @@ static const char *parse_merge(const kvf_vocab *v, kvf_span text, uint8_t *joine
     if (!space) return "is not two tokens and a space";
     size_t left_text = (size_t)(space - bytes), right_text = text.len_bytes - left_text - 1;
     if (left_text == 0 || right_text == 0 || memchr(space + 1, ' ', right_text)) return "is not two tokens and a space";
-    /* A letter takes at most two bytes, so anything longer cannot be a token and need not be read. */
-    size_t text_max = 2 * (size_t)v->longest_bytes, left_bytes, right_bytes;
-    if (left_text > text_max || right_text > text_max) return "names a token that is not in tokenizer.ggml.tokens";
+    static const char makes_unknown[] = "makes a token that is not among the ordinary ones of tokenizer.ggml.tokens";
+    /* A letter takes at most two bytes, so anything longer makes no token and need not be read. */
+    size_t left_bytes, right_bytes;
+    if (left_text + right_text > 2 * (size_t)v->longest_bytes) return makes_unknown;
     if (!kvf_vocab_unletter(bytes, left_text, joined, &left_bytes) ||
         !kvf_vocab_unletter(space + 1, right_text, joined + left_bytes, &right_bytes))
         return "has a character that stands for no byte";
     out->left = kvf_vocab_find(v, false, joined, left_bytes);
     out->right = kvf_vocab_find(v, false, joined + left_bytes, right_bytes);
-    if (out->left == KVF_VOCAB_NONE || out->right == KVF_VOCAB_NONE)
-        return "names a token that is not among the ordinary ones of tokenizer.ggml.tokens";
     out->merged = kvf_vocab_find(v, false, joined, left_bytes + right_bytes);
-    if (out->merged == KVF_VOCAB_NONE)
-        return "makes a token that is not among the ordinary ones of tokenizer.ggml.tokens";
-    return NULL;
+    return out->merged == KVF_VOCAB_NONE ? makes_unknown : NULL;
+}
+
+/* A merge with a part that is no token can never happen: every merge of the list makes a token, so the part never
+ * arises. Files have such leftovers of training; they are kept out of the table. */
+static bool is_reachable(const kvf_merge *merge) {
+    return merge->left != KVF_VOCAB_NONE && merge->right != KVF_VOCAB_NONE;
 }
 
 static kvf_status load_merges(kvf_merges *m, const kvf_gguf *g, const kvf_gguf_array *array, const kvf_vocab *v,
@@ -49,16 +52,15 @@ static kvf_status load_merges(kvf_merges *m, const kvf_gguf *g, const kvf_gguf_a
     char quoted[KVF_QUOTE_MAX];
     for (uint32_t rank = 0; rank < m->count; rank++) {
         kvf_span text;
+        kvf_merge *merge = &m->items[rank];
         if (!kvf_gguf_array_string(array, rank, &text))
             return kvf_fail(
                 err, KVF_ERR_FORMAT, "%.200s: tokenizer.ggml.merges is no list of strings", kvf_gguf_path(g));
-        const char *wrong = parse_merge(v, text, joined, &m->items[rank]);
-        uint32_t slot = 0;
-        if (!wrong) {
-            slot = pair_slot(m, m->items[rank].left, m->items[rank].right);
-            /* Readers of these files differ on whether the first or the last of two counts. */
-            if (m->slots[slot] != KVF_VOCAB_NONE) wrong = "stands in the list twice";
-        }
+        const char *wrong = parse_merge(v, text, joined, merge);
+        if (!wrong && !is_reachable(merge)) continue;
+        uint32_t slot = wrong ? 0 : pair_slot(m, merge->left, merge->right);
+        /* Readers of these files differ on whether the first or the last of two counts. */
+        if (!wrong && m->slots[slot] != KVF_VOCAB_NONE) wrong = "stands in the list twice";
         if (wrong)
             return kvf_fail(err, KVF_ERR_FORMAT, "%.200s: tokenizer.ggml.merges[%u] \"%s\" %s", kvf_gguf_path(g), rank,
                 kvf_vocab_quote(text, quoted), wrong);
@@ -81,7 +83,7 @@ kvf_status kvf_merges_init(kvf_merges *m, const kvf_gguf *g, const kvf_vocab *v,
     m->slots_mask = slots - 1;
     m->items = calloc((size_t)m->count + 1, sizeof *m->items);
     m->slots = malloc((size_t)slots * sizeof *m->slots);
-    uint8_t *joined = malloc(4 * (size_t)v->longest_bytes);
+    uint8_t *joined = malloc(2 * (size_t)v->longest_bytes);
     kvf_status status;
     if (m->items && m->slots && joined) {
         memset(m->slots, 0xFF, (size_t)slots * sizeof *m->slots);
