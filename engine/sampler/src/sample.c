@@ -108,7 +108,10 @@ static void make_keys(work *w) {
 
 static void make_weights(work *w, float temperature) {
     float max = sampler_max(w->z, w->count);
-    for (size_t i = 0; i < w->count; i++) w->weight[i] = sampler_exp((w->z[i] - max) / temperature);
+    const float *z = w->z;
+    float *weight = w->weight;
+    size_t count = w->count;
+    for (size_t i = 0; i < count; i++) weight[i] = sampler_exp((z[i] - max) / temperature);
 }
 
 static double total_weight(const work *w) {

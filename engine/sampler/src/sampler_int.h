@@ -10,13 +10,19 @@
 #error "expressions must be evaluated in their own type"
 #endif
 
-#define SAMPLER_EXP_MIN (-87.0f) /* below it exp is taken as 0; above it no result is subnormal */
+/* At and below -87 exp is taken as 0, so that no result is subnormal. These are the bits of 87. */
+#define SAMPLER_EXP_MIN_BITS 0x42ae0000
 
 /* e^x for x <= 0, NaN counting as -infinity; exactly 1 at 0. x = n ln 2 + r with |r| <= ln 2 / 2, Taylor to r^7 (error
  * below half an ulp of the result), times 2^n. No branch, so that a loop over it becomes vector code. */
 static inline float sampler_exp(float x) {
-    bool dead = !(x > SAMPLER_EXP_MIN);
-    float y = dead ? 0.0f : x;
+    /* The comparison is made on the bits: one on floats may trap, and that keeps compilers from making vector code. */
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t alive = 0u - (uint32_t)((int32_t)(bits & 0x7fffffffu) < SAMPLER_EXP_MIN_BITS);
+    bits &= alive;
+    float y;
+    memcpy(&y, &bits, 4);
     const float round_by = 0x1.8p23f; /* adding it leaves the nearest integer in the low bits */
     float shifted = y * 0x1.715476p0f + round_by;
     float n = shifted - round_by;
@@ -29,12 +35,15 @@ static inline float sampler_exp(float x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    uint32_t bits;
     memcpy(&bits, &shifted, 4);
     bits = (bits - 0x4b400000u + 127u) << 23;
     float scale;
     memcpy(&scale, &bits, 4);
-    return dead ? 0.0f : p * scale;
+    p *= scale;
+    memcpy(&bits, &p, 4);
+    bits &= alive;
+    memcpy(&p, &bits, 4);
+    return p;
 }
 
 /* Natural logarithm of a normal positive number: x = m 2^e with m in [sqrt(1/2), sqrt 2), ln m = 2 artanh((m-1)/(m+1)).
