@@ -1,4 +1,5 @@
 /* Made vocabularies and the tiny models: refusals, control tokens, round trips, work, failing allocations. */
+#include <pthread.h>
 #include "support.h"
 
 /* --- refusals --- */
@@ -441,6 +442,44 @@ static void long_runs_cost_near_linear_work_in_every_family(void **state) {
     }
 }
 
+typedef struct {
+    const kvf_tokenizer *tokenizer;
+    buffer text;
+    kvf_status status;
+} small_stack_job;
+
+static void *encode_on_small_stack(void *argument) {
+    small_stack_job *job = argument;
+    uint32_t *ids;
+    size_t count;
+    job->status = kvf_tokenizer_encode(
+        job->tokenizer, (const char *)job->text.bytes, job->text.len_bytes, NULL, SIZE_MAX, &ids, &count);
+    if (job->status == KVF_OK) free(ids);
+    return NULL;
+}
+
+/* TK-07: the stack does not grow with the text; a thread with 256 KiB encodes a run of a million. */
+static void a_long_run_needs_no_stack(void **state) {
+    spec s;
+    loaded l;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    small_stack_job job = {.status = KVF_ERR_INTERNAL};
+    init_doubling(&s, "llama-bpe");
+    assert_int_equal(load_spec(&l, &s), KVF_OK);
+    job.tokenizer = l.tokenizer;
+    for (int i = 0; i < 1000000; i++) buffer_put(&job.text, "^", 1);
+    assert_int_equal(pthread_attr_init(&attributes), 0);
+    assert_int_equal(pthread_attr_setstacksize(&attributes, 256 << 10), 0);
+    assert_int_equal(pthread_create(&thread, &attributes, encode_on_small_stack, &job), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(job.status, KVF_OK);
+    pthread_attr_destroy(&attributes);
+    free(job.text.bytes);
+    unload(&l);
+    spec_fini(&s);
+}
+
 /* --- failing allocations --- */
 
 static void every_allocation_may_fail(void **state) {
@@ -497,6 +536,7 @@ int main(void) {
         cmocka_unit_test(hidden_tokens_and_held_bytes),
         cmocka_unit_test(tiny_models_give_every_text_back),
         cmocka_unit_test(long_runs_cost_near_linear_work_in_every_family),
+        cmocka_unit_test(a_long_run_needs_no_stack),
         cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests_name("tokenizer-model", tests, NULL, NULL);
