@@ -1,8 +1,10 @@
-/* kvf/endpoint.h - the shell of page transfer: links to other nodes over the transports of kvf/transport.h, driven by one libevent base.
+/* kvf/endpoint.h - the shell of page transfer: links to other nodes over the transports of kvf/transport.h, driven by
+ * one libevent base.
  *
- * Staging belongs to one connection (a memfd ring, a socket buffer); the receiver copies out of it, checks the copy and only then
- * counts the page. All callbacks run on the base's thread, never from inside a call of this header. A link id is not reused.
- * The handshake (HELLO/WELCOME/REFUSE) is made here: identities are compared field by field, epochs and names too. */
+ * Staging belongs to one connection (a memfd ring, a socket buffer); the receiver copies out of it, checks the copy and
+ * only then counts the page. All callbacks run on the base's thread, never from inside a call of this header. A link id
+ * is not reused. The handshake (HELLO/WELCOME/REFUSE) is made here: identities are compared field by field, epochs and
+ * names too. */
 #ifndef KVF_ENDPOINT_H
 #define KVF_ENDPOINT_H
 #include "kvf/xfer.h"
@@ -12,13 +14,15 @@ typedef struct kvf_endpoint kvf_endpoint;
 typedef struct {
     void *self;
     /* nonce: the receiving side's of this connection. outgoing: we called. transport: "shm", "tcp", "loopback". */
-    void (*on_link_up)(void *self, kvf_link_id link, const char *peer, uint64_t peer_epoch, const uint8_t nonce[16], bool outgoing,
-        const char *transport);
-    /* Once per link, also for one that never came up (then reason and text say why: KVF_ERR_MISMATCH names field and values). */
+    void (*on_link_up)(void *self, kvf_link_id link, const char *peer, uint64_t peer_epoch, const uint8_t nonce[16],
+        bool outgoing, const char *transport);
+    /* Once per link, also for one that never came up (then reason and text say why: KVF_ERR_MISMATCH names field and
+     * values). */
     void (*on_link_down)(void *self, kvf_link_id link, const char *peer, kvf_status reason, const char *text);
     void (*on_frame)(void *self, kvf_link_id link, const kvf_frame *frame);
     /* ACCEPT and *target: where the payload is copied to. Afterwards on_landed with the verdict on the copy. */
-    kvf_page_verdict (*on_page)(void *self, kvf_link_id link, const kvf_page_header *header, void **target, kvf_landing *landing);
+    kvf_page_verdict (*on_page)(
+        void *self, kvf_link_id link, const kvf_page_header *header, void **target, kvf_landing *landing);
     void (*on_landed)(void *self, kvf_link_id link, const kvf_landing *landing, bool crc_ok);
     void (*on_room)(void *self, kvf_link_id link); /* after KVF_AGAIN: there is room again */
 } kvf_endpoint_callbacks;
@@ -32,17 +36,18 @@ typedef struct {
     const char *listen_tcp; /* "host:port", port 0 any; NULL: none */
     const char *advertise_host; /* host that others are told; NULL: the one listened on */
     bool listen_shm;
-    uint32_t ring_bytes;    /* staging of one shm connection; 0: default */
+    uint32_t ring_bytes; /* staging of one shm connection; 0: default */
     kvf_time_ns connect_timeout_ns, heartbeat_ns, peer_timeout_ns;
     kvf_endpoint_callbacks callbacks;
 } kvf_endpoint_options;
 
 kvf_status kvf_endpoint_create(const kvf_endpoint_options *options, kvf_endpoint **out, kvf_error *err);
 void kvf_endpoint_destroy(kvf_endpoint *e); /* closes every link without callbacks */
-const char *kvf_endpoint_address(const kvf_endpoint *e);       /* "tcp:127.0.0.1:4711", "" when none */
+const char *kvf_endpoint_address(const kvf_endpoint *e); /* "tcp:127.0.0.1:4711", "" when none */
 const char *kvf_endpoint_local_address(const kvf_endpoint *e); /* "shm:..." , "" when none */
 
-/* Prefers local_address when host_id is this host's and shm is allowed here. Result comes as on_link_up or on_link_down. */
+/* Prefers local_address when host_id is this host's and shm is allowed here. Result comes as on_link_up or
+ * on_link_down. */
 kvf_status kvf_endpoint_connect(kvf_endpoint *e, const char *peer, uint64_t peer_epoch, const char *address,
     const char *local_address, uint64_t host_id, kvf_link_id *out);
 void kvf_endpoint_close(kvf_endpoint *e, kvf_link_id link); /* no on_link_down follows */

@@ -1,5 +1,6 @@
-/* kvf/frame.h - the frames of a link between two nodes, decoded. The byte tables stand in kvtransfer/README.md, golden bytes in
- * tests/unit/kvtransfer. A link is made by the sender of pages (P); frames of one link arrive in order, or the link is gone.
+/* kvf/frame.h - the frames of a link between two nodes, decoded. The byte tables stand in kvtransfer/README.md, golden
+ * bytes in tests/unit/kvtransfer. A link is made by the sender of pages (P); frames of one link arrive in order, or the
+ * link is gone.
  *
  *   P -> D  HELLO                          D -> P  WELCOME | REFUSE
  *           OPEN(grant, proof)                     OPENED | GONE
@@ -91,8 +92,25 @@ typedef struct {
     };
 } kvf_frame;
 
+/* ---------------------------------------------------------------- bytes
+ * head: u32 body length, u8 kind, u8 wire version, u16 zero, u32 CRC32C over the first 8 bytes and the body (without
+ * page payload). */
+#define KVF_FRAME_HEAD_BYTES 12
+#define KVF_FRAME_PAGE_BYTES 36 /* head and page header; the payload follows */
+#define KVF_FRAME_BYTES_MAX 16420 /* of any frame, page payload not counted */
+/* Writes the frame (of a PAGE: head and page header). Returns its length; 0: does not fit, or a string is not
+ * terminated. */
+size_t kvf_frame_encode(const kvf_frame *frame, uint8_t *out, size_t room_bytes);
+/* Judges the first KVF_FRAME_HEAD_BYTES bytes: kind and whole length (head, body, page payload). KVF_ERR_FORMAT: close
+ * the link. */
+kvf_status kvf_frame_measure(const uint8_t *head, uint32_t page_bytes_max, kvf_frame_kind *kind, uint32_t *whole_bytes);
+/* Decodes a whole frame; of a PAGE exactly the first KVF_FRAME_PAGE_BYTES bytes. names: room for KVF_FRAME_MISSING_MAX,
+ * filled by MISSING. Spans of the result are borrowed from `bytes` and `names`. KVF_ERR_FORMAT, KVF_ERR_CORRUPT: *out
+ * is not to be used. */
+kvf_status kvf_frame_decode(kvf_span bytes, kvf_page_name *names, kvf_frame *out);
+
 uint32_t kvf_page_crc(const kvf_page_header *h, uint64_t receiver_epoch, const void *bytes);
 uint64_t kvf_page_digest(uint32_t block, uint32_t layer, uint32_t crc);
-void kvf_grant_proof(const uint8_t secret[16], const uint8_t nonce[16], uint64_t grant, kvf_request_id request, uint32_t attempt,
-    uint8_t proof[32]);
+void kvf_grant_proof(const uint8_t secret[16], const uint8_t nonce[16], uint64_t grant, kvf_request_id request,
+    uint32_t attempt, uint8_t proof[32]);
 #endif

@@ -1,13 +1,14 @@
 /* kvf/xfer.h - the transfer core: grants on the receiving node (rx), hand-offs on the sending node (tx).
  *
- * Pure: no socket, clock, thread, random source, floating point or malloc. Feed events with their time, then drain `next`.
- * Memory is sized at init. Both halves work on the node's kvf_kv: rx takes blocks late and pins them for the grant, tx holds a use on
- * a block while a page of it is being sent. One thread at a time drives a node's kv, rx and tx.
+ * Pure: no socket, clock, thread, random source, floating point or malloc. Feed events with their time, then drain
+ * `next`. Memory is sized at init. Both halves work on the node's kvf_kv: rx takes blocks late and pins them for the
+ * grant, tx holds a use on a block while a page of it is being sent. One thread at a time drives a node's kv, rx and
+ * tx.
  *
  * rx grant:  OFFERED --open--> OPEN --commit, all pages landed--> COMMITTED (closed; blocks handed over)
  *            any --revoke, cancel, expiry, link down + ttl--> GONE (tombstone answers late frames with Gone{reason})
- * tx hand-off: WAITING(link) -> OPENING -> MOVING -> COMMITTING -> ENDED{result}; CANCEL from any; ends exactly once and only
- *            when no send of it is in flight. */
+ * tx hand-off: WAITING(link) -> OPENING -> MOVING -> COMMITTING -> ENDED{result}; CANCEL from any; ends exactly once
+ * and only when no send of it is in flight. */
 #ifndef KVF_XFER_H
 #define KVF_XFER_H
 #include "kvf/frame.h"
@@ -31,25 +32,31 @@ typedef struct {
 size_t kvf_rx_size(const kvf_rx_config *config);
 kvf_rx *kvf_rx_init(void *memory, const kvf_rx_config *config, kvf_kv *kv); /* memory zeroed, kept; kv kept */
 
-/* Opens a grant for the pages of `missing` (logical blocks, ascending; copied). The caller has booked room for every one of them:
- * rx spends a booked unit when a block's first page arrives. KVF_AGAIN: no grant slot free. */
+/* Opens a grant for the pages of `missing` (logical blocks, ascending; copied). The caller has booked room for every
+ * one of them: rx spends a booked unit when a block's first page arrives, and sets it filled - but for the last block,
+ * whose fill only the caller knows. KVF_AGAIN: no grant slot free. */
 kvf_status kvf_rx_offer(kvf_rx *rx, kvf_time_ns now, kvf_request_id request, uint32_t attempt, const uint8_t secret[16],
     const uint32_t *missing, uint32_t missing_count, uint64_t *grant);
-/* A higher attempt of a grant that is not committed: the old grant is revoked, verified pages stay with the new one. missing: the
- * blocks that are not whole yet (caller's array of at least the old missing_count). */
+/* A higher attempt of a grant that is not committed: the old grant is revoked, verified pages stay with the new one.
+ * missing: the blocks that are not whole yet (caller's array of at least the old missing_count). */
 kvf_status kvf_rx_reoffer(kvf_rx *rx, kvf_time_ns now, uint64_t old_grant, uint32_t attempt, const uint8_t secret[16],
     uint64_t *grant, uint32_t *missing, uint32_t *missing_count);
-/* Unpins what landed (private blocks go back to FREE when landing copies end). Returns how many booked units the grant had spent, so
- * that the caller can settle its booking. The peer is told GONE{why} if the grant is open. KVF_ERR_NOT_FOUND: no such grant. */
+/* Unpins what landed (private blocks go back to FREE when landing copies end). Returns how many booked units the grant
+ * had spent, so that the caller can settle its booking. The peer is told GONE{why} if the grant is open.
+ * KVF_ERR_NOT_FOUND: no such grant, or it is over already and its COMMITTED or LOST waits in kvf_rx_next (a COMMITTED
+ * one then hands over blocks all the same). */
 kvf_status kvf_rx_revoke(kvf_rx *rx, kvf_time_ns now, uint64_t grant, kvf_status why, uint32_t *blocks_spent);
-void kvf_rx_renew(kvf_rx *rx, kvf_time_ns now, uint64_t grant); /* the router's session renews reservations */
+/* The router's session renews reservations: grants that nobody has opened yet. An open one lives by its link's RENEW.
+ */
+void kvf_rx_renew(kvf_rx *rx, kvf_time_ns now, uint64_t grant);
 
-/* A page header has arrived; its payload is still in staging. ACCEPT: copy the payload into (block, layer), then check the copy's CRC and
- * call landed. The block is in use until then. Everything else: drop the payload (counted by reason). */
+/* A page header has arrived; its payload is still in staging. ACCEPT: copy the payload into (block, layer), then check
+ * the copy's CRC and call landed. The block is in use until then. Everything else: drop the payload (counted by
+ * reason). */
 typedef enum {
     KVF_PAGE_ACCEPT,
     KVF_PAGE_DUPLICATE,
-    KVF_PAGE_GONE,     /* no such grant (any more) */
+    KVF_PAGE_GONE, /* no such grant (any more) */
     KVF_PAGE_NOT_YOURS, /* grant of another link, or not opened */
     KVF_PAGE_NOT_LISTED, /* block or layer outside the grant */
     KVF_PAGE_BAD_LENGTH,
@@ -61,29 +68,33 @@ typedef struct {
     kvf_block_id block;
     uint32_t crc; /* as the header claims */
 } kvf_landing;
-kvf_page_verdict kvf_rx_on_page(kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const kvf_page_header *header, kvf_landing *out);
+kvf_page_verdict kvf_rx_on_page(
+    kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const kvf_page_header *header, kvf_landing *out);
 void kvf_rx_on_landed(kvf_rx *rx, kvf_time_ns now, const kvf_landing *landing, bool crc_ok);
 
 /* OPEN, COMMIT, CANCEL, RENEW. nonce: of this link. */
 void kvf_rx_on_frame(kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const uint8_t nonce[16], const kvf_frame *frame);
+/* The grants of the link are not over: their ttl runs on, and an OPEN with proof on another link takes them up again.
+ */
 void kvf_rx_on_link_down(kvf_rx *rx, kvf_time_ns now, kvf_link_id link);
 void kvf_rx_on_time(kvf_rx *rx, kvf_time_ns now);
 kvf_time_ns kvf_rx_deadline(const kvf_rx *rx);
 
 typedef enum {
-    KVF_RX_FRAME,     /* send it */
+    KVF_RX_FRAME, /* send it */
     KVF_RX_COMMITTED, /* all pages are here; `blocks` and their pins are the caller's now; the grant is closed */
-    KVF_RX_LOST       /* the grant is over: expired, cancelled by the peer, or its link is down; blocks are unpinned already */
+    KVF_RX_LOST /* the grant is over: expired, cancelled by the peer, or its link is down; blocks are unpinned already
+                 */
 } kvf_rx_act_kind;
 typedef struct {
     kvf_rx_act_kind kind;
     kvf_link_id link;
-    kvf_frame frame;     /* FRAME; borrowed until the next call */
+    kvf_frame frame; /* FRAME; borrowed until the next call */
     uint64_t grant;
     kvf_request_id request;
     uint32_t attempt;
-    kvf_status reason;      /* LOST */
-    uint32_t blocks_spent;  /* LOST: booked units the grant had spent */
+    kvf_status reason; /* LOST */
+    uint32_t blocks_spent; /* LOST: booked units the grant had spent */
     const uint32_t *logical; /* COMMITTED: [blocks_count], borrowed until the next call */
     const kvf_block_id *blocks;
     uint32_t blocks_count;
@@ -92,7 +103,8 @@ typedef struct {
 bool kvf_rx_next(kvf_rx *rx, kvf_rx_act *act);
 
 typedef struct {
-    uint64_t pages_landed, bytes_landed, pages_duplicate, pages_corrupt, pages_rejected, commits, commits_missing, grants_lost, opens_refused;
+    uint64_t pages_landed, bytes_landed, pages_duplicate, pages_corrupt, pages_rejected, commits, commits_missing,
+        grants_lost, opens_refused;
 } kvf_rx_counts;
 void kvf_rx_count(const kvf_rx *rx, kvf_rx_counts *out);
 uint32_t kvf_rx_open_grants(const kvf_rx *rx);
@@ -106,7 +118,10 @@ typedef struct {
     uint32_t layers;
     uint32_t page_bytes;
     uint32_t inflight_max; /* pages handed to the shell and not yet reported sent, of one link */
-    kvf_time_ns hold_ttl_ns; /* how long a finished hand-off waits for an answer before it ends KVF_ERR_DEADLINE */
+    kvf_time_ns
+        hold_ttl_ns; /* how long a finished hand-off goes without progress or answer before it ends KVF_ERR_DEADLINE */
+    kvf_time_ns
+        relink_ttl_ns; /* how long a hand-off whose link broke waits for the next kvf_tx_set_link; 0: it ends at once */
 } kvf_tx_config;
 size_t kvf_tx_size(const kvf_tx_config *config);
 kvf_tx *kvf_tx_init(void *memory, const kvf_tx_config *config, kvf_kv *kv);
@@ -114,23 +129,27 @@ kvf_tx *kvf_tx_init(void *memory, const kvf_tx_config *config, kvf_kv *kv);
 /* missing: logical blocks to ship, ascending (copied). Nothing moves before kvf_tx_set_link. */
 kvf_status kvf_tx_start(kvf_tx *tx, kvf_time_ns now, kvf_request_id request, uint32_t attempt, uint64_t grant,
     const uint8_t secret[16], const uint32_t *missing, uint32_t missing_count, kvf_tx_id *out);
-/* The link to the receiver is up: OPEN goes out. A second call (the link was replaced) opens again and resends what was not
- * acknowledged as landed (the receiver drops duplicates). */
+/* The link to the receiver is up: OPEN goes out. A second call (the link was replaced) opens again and goes on where it
+ * was; what the cut swallowed is named by MISSING after COMMIT and sent again. */
 void kvf_tx_set_link(kvf_tx *tx, kvf_time_ns now, kvf_tx_id id, kvf_link_id link, const uint8_t nonce[16]);
-/* The physical block that holds logical block `logical` now. The caller keeps it pinned until END. May be called again when
- * sealing swaps a copy for its twin; pages already handed out keep their use on the old one. */
+/* The physical block that holds logical block `logical` now. The caller keeps it pinned until END. May be called again
+ * when sealing swaps a copy for its twin; pages already handed out keep their use on the old one. */
 void kvf_tx_set_block(kvf_tx *tx, kvf_tx_id id, uint32_t logical, kvf_block_id block);
-/* Layer `layer` of logical blocks [first, first + count) is final and readable. Blocks not in `missing` are skipped. Order is kept.
- * At most 2 * layers + blocks_max ranges may be pending. layer == KVF_TX_ALL_LAYERS: a cached block, all its pages. */
+/* Layer `layer` of logical blocks [first, first + count) is final and readable. Blocks not in `missing` are skipped.
+ * Order is kept. At most 2 * layers + blocks_max ranges may be pending. layer == KVF_TX_ALL_LAYERS: a cached block, all
+ * its pages. */
 #define KVF_TX_ALL_LAYERS UINT32_MAX
 void kvf_tx_pages_ready(kvf_tx *tx, kvf_tx_id id, uint32_t first, uint32_t count, uint32_t layer);
 /* The prompt is computed: COMMIT follows the last page. payload is copied (<= KVF_FRAME_COMMIT_PAYLOAD_MAX). */
 void kvf_tx_finish(kvf_tx *tx, kvf_time_ns now, kvf_tx_id id, kvf_span payload);
 void kvf_tx_cancel(kvf_tx *tx, kvf_time_ns now, kvf_tx_id id, kvf_status why);
 
-void kvf_tx_on_page_sent(kvf_tx *tx, kvf_time_ns now, uint64_t token, bool ok, uint32_t crc); /* crc as sent */
-void kvf_tx_on_frame(kvf_tx *tx, kvf_time_ns now, kvf_link_id link, const kvf_frame *frame);    /* OPENED, COMMITTED, MISSING, GONE */
-void kvf_tx_on_link_down(kvf_tx *tx, kvf_time_ns now, kvf_link_id link); /* hand-offs on it end KVF_ERR_PEER_LOST */
+/* Once per PAGE action, also when its link has died. ok: the page's memory is no longer needed. crc as sent. */
+void kvf_tx_on_page_sent(kvf_tx *tx, kvf_time_ns now, uint64_t token, bool ok, uint32_t crc);
+void kvf_tx_on_frame(
+    kvf_tx *tx, kvf_time_ns now, kvf_link_id link, const kvf_frame *frame); /* OPENED, COMMITTED, MISSING, GONE */
+/* Hand-offs on it end KVF_ERR_PEER_LOST, after relink_ttl_ns without a new link. */
+void kvf_tx_on_link_down(kvf_tx *tx, kvf_time_ns now, kvf_link_id link);
 void kvf_tx_on_time(kvf_tx *tx, kvf_time_ns now);
 kvf_time_ns kvf_tx_deadline(const kvf_tx *tx);
 
@@ -138,17 +157,19 @@ typedef enum { KVF_TX_FRAME, KVF_TX_PAGE, KVF_TX_END } kvf_tx_act_kind;
 typedef struct {
     kvf_tx_act_kind kind;
     kvf_link_id link;
-    kvf_frame frame;        /* FRAME: borrowed until the next call */
+    kvf_frame frame; /* FRAME: borrowed until the next call */
     kvf_page_header header; /* PAGE: crc is left for the sender of bytes to fill */
-    kvf_block_id block;     /* PAGE: read layer header.layer of it; in use until kvf_tx_on_page_sent(token) */
+    kvf_block_id block; /* PAGE: read layer header.layer of it; in use until kvf_tx_on_page_sent(token) */
     uint64_t token;
     kvf_tx_id id; /* END */
-    kvf_status result; /* END: KVF_OK committed; KVF_ERR_GONE, KVF_ERR_PEER_LOST, KVF_ERR_DEADLINE, KVF_ERR_CANCELLED ... */
+    kvf_status
+        result; /* END: KVF_OK committed; KVF_ERR_GONE, KVF_ERR_PEER_LOST, KVF_ERR_DEADLINE, KVF_ERR_CANCELLED ... */
     uint32_t pages;
     uint64_t bytes;
     kvf_time_ns first_page_ns, finished_ns, ended_ns; /* END: times of first page sent, kvf_tx_finish, end; 0: never */
 } kvf_tx_act;
-/* link_has_room(self, link): false holds back that link's pages and frames (back-pressure); END actions always come. NULL: always room. */
+/* link_has_room(self, link): false holds back that link's pages and frames (back-pressure); END actions always come.
+ * NULL: always room. */
 bool kvf_tx_next(kvf_tx *tx, bool (*link_has_room)(void *self, kvf_link_id link), void *self, kvf_tx_act *act);
 uint32_t kvf_tx_active(const kvf_tx *tx);
 
