@@ -250,7 +250,6 @@ bool kvf_rpc_server_shutdown(kvf_rpc_server *server, uint64_t grace_ms) {
     if (!server) return true;
     kvf_rpc_server_drain(server);
     bool clean = stop_grpc(server, grace_ms);
-    kvf_rpc_server_drain(server); /* watches that were posted before and came after the first */
     free_server(server);
     return clean;
 }
