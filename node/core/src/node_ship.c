@@ -1,0 +1,279 @@
+/* Hand-offs: what the transfer core reports, and what it is told. */
+#include "node_int.h"
+#include <stdio.h>
+
+/* ------------------------------------------------------------------ first tokens inside Commit
+ * u32 count, then per choice: u32 choice, u32 token, u32 end, u32 sample bytes, the sample. Little-endian. */
+
+static kvf_span encode_first(kvf_node *n, const kvf_step_sample *samples, uint32_t count) {
+    uint8_t *p = node_scratch(n, KVF_FRAME_COMMIT_PAYLOAD_MAX);
+    size_t at = 4;
+    kvf_put_le32(p, count);
+    for (uint32_t i = 0; i < count; i++) {
+        size_t sample_bytes = samples[i].sample.len_bytes;
+        KVF_ASSERT(at + 16 + sample_bytes <= KVF_FRAME_COMMIT_PAYLOAD_MAX);
+        kvf_put_le32(p + at, samples[i].choice);
+        kvf_put_le32(p + at + 4, samples[i].token);
+        kvf_put_le32(p + at + 8, (uint32_t)samples[i].end);
+        kvf_put_le32(p + at + 12, (uint32_t)sample_bytes);
+        if (sample_bytes) memcpy(p + at + 16, samples[i].sample.data, sample_bytes);
+        at += 16 + sample_bytes;
+    }
+    return (kvf_span){p, at};
+}
+
+/* The payload comes from another process: everything is checked. */
+static bool decode_first(const kvf_node *n, const node_req *r, kvf_span payload, kvf_step_sample out[KVF_CHOICES_MAX]) {
+    const uint8_t *p = payload.data;
+    size_t at = 4;
+    if (payload.len_bytes < 4 || kvf_get_le32(p) != r->n) return false;
+    for (uint32_t i = 0; i < r->n; i++) {
+        if (payload.len_bytes - at < 16) return false;
+        uint32_t sample_bytes = kvf_get_le32(p + at + 12), end = kvf_get_le32(p + at + 8);
+        out[i] = (kvf_step_sample){.choice = kvf_get_le32(p + at), .token = kvf_get_le32(p + at + 4), .end = (kvf_end)end};
+        if (out[i].choice != r->choice_base + i || out[i].token >= n->config.info.identity.vocab || end > KVF_END_LENGTH) return false;
+        if (sample_bytes > KVF_SAMPLE_BYTES_MAX || payload.len_bytes - at - 16 < sample_bytes) return false;
+        out[i].sample = (kvf_span){p + at + 16, sample_bytes};
+        at += 16 + sample_bytes;
+    }
+    return at == payload.len_bytes;
+}
+
+/* ------------------------------------------------------------------ receiving */
+
+static node_req *find_grant(kvf_node *n, uint64_t grant) {
+    for (uint32_t i = 0; i < n->config.requests_max; i++) {
+        node_req *r = &n->reqs[i];
+        if (r->state == REQ_GRANTED && r->grant == grant) return r;
+    }
+    return NULL;
+}
+
+static void start_decoding(kvf_node *n, node_req *r, const kvf_rx_act *a) {
+    node_seq *s = node_first_seq(n, r);
+    kvf_step_sample first[KVF_CHOICES_MAX];
+    r->grant = 0;
+    KVF_ASSERT(r->booked >= a->blocks_count);
+    r->booked -= a->blocks_count;
+    for (uint32_t i = 0; i < a->blocks_count; i++) {
+        KVF_ASSERT(a->logical[i] == s->blocks_count);
+        node_seq_add_block(s, a->blocks[i]);
+    }
+    s->computed = s->count;
+    if (!decode_first(n, r, a->payload, first)) {
+        node_fail(n, r, KVF_STAGE_TRANSFER, KVF_ERR_FORMAT, "", true, "first tokens of the commit are malformed");
+        return;
+    }
+    if (node_outbox_full(n, r->session, r->n)) {
+        node_fail(n, r, KVF_STAGE_DECODE, KVF_AGAIN, "", true, "the router does not acknowledge tokens");
+        return;
+    }
+    r->state = REQ_DECODE;
+    node_seal(n, r, s);
+    node_msg_req(n, r, KVF_N_STARTED);
+    node_begin_choices(n, r, first, r->n, true);
+}
+
+void node_on_rx(kvf_node *n, const kvf_rx_act *a) {
+    node_req *r = find_grant(n, a->grant);
+    KVF_ASSERT(r != NULL); /* a grant lives exactly as long as its reservation: release revokes it */
+    if (a->kind == KVF_RX_COMMITTED) {
+        start_decoding(n, r, a);
+        return;
+    }
+    r->grant = 0;
+    KVF_ASSERT(r->booked >= a->blocks_spent);
+    r->booked -= a->blocks_spent;
+    node_fail(n, r, KVF_STAGE_TRANSFER, a->reason, "", true, "the grant was lost before its commit");
+}
+
+/* ------------------------------------------------------------------ sending */
+
+static uint32_t link_find(const kvf_node *n, const char *peer, uint64_t epoch) {
+    for (uint32_t i = 0; i < n->config.links_max; i++) {
+        const node_link *l = &n->links[i];
+        if (l->state != LINK_FREE && l->outgoing && l->peer_epoch == epoch && strcmp(l->peer, peer) == 0) return i;
+    }
+    return NONE;
+}
+
+static uint32_t link_new(kvf_node *n) {
+    for (uint32_t i = 0; i < n->config.links_max; i++)
+        if (n->links[i].state == LINK_FREE) return i;
+    return NONE;
+}
+
+static uint32_t call_peer(kvf_node *n, const kvf_ship_to *to) {
+    uint32_t at = link_new(n);
+    if (at == NONE) return NONE;
+    node_link *l = &n->links[at];
+    *l = (node_link){.state = LINK_CALLING, .outgoing = true, .id = KVF_LINK_NONE, .peer_epoch = to->epoch};
+    memcpy(l->peer, to->node, sizeof l->peer);
+    kvf_node_act *a = node_act(n, KVF_NODE_CONNECT);
+    memcpy(a->connect.peer, to->node, sizeof a->connect.peer);
+    a->connect.peer_epoch = to->epoch;
+    a->connect.host_id = to->host_id;
+    memcpy(a->connect.address, to->address, sizeof a->connect.address);
+    memcpy(a->connect.local_address, to->local_address, sizeof a->connect.local_address);
+    return at;
+}
+
+void node_start_shipping(kvf_node *n, node_req *r, const kvf_ship_to *to) {
+    node_seq *s = node_first_seq(n, r);
+    snprintf(r->peer, sizeof r->peer, "%s", to->node);
+    if (kvf_tx_start(n->tx, n->now, r->id, r->attempt, to->grant, to->secret, to->missing, to->missing_count, &r->tx) != KVF_OK) {
+        node_fail(n, r, KVF_STAGE_TRANSFER, KVF_AGAIN, "", true, "no free hand-off");
+        return;
+    }
+    r->tx_active = true;
+    for (uint32_t i = 0; i < s->blocks_count; i++) kvf_tx_set_block(n->tx, r->tx, i, s->block[i]);
+    if (s->blocks_count) kvf_tx_pages_ready(n->tx, r->tx, 0, s->blocks_count, KVF_TX_ALL_LAYERS);
+    r->link_slot = link_find(n, to->node, to->epoch);
+    if (r->link_slot == NONE) r->link_slot = call_peer(n, to);
+    if (r->link_slot == NONE) {
+        node_fail(n, r, KVF_STAGE_TRANSFER, KVF_AGAIN, r->peer, true, "all link slots are taken");
+        return;
+    }
+    node_link *l = &n->links[r->link_slot];
+    if (l->state == LINK_UP) kvf_tx_set_link(n->tx, n->now, r->tx, l->id, l->nonce);
+}
+
+void node_ship_first(kvf_node *n, node_req *r, const kvf_step_sample *samples, uint32_t count) {
+    r->state = REQ_SHIP;
+    kvf_tx_finish(n->tx, n->now, r->tx, encode_first(n, samples, count));
+}
+
+/* Final pages of the running step: blocks that it fills, and the last one of a prompt. Layers come in order, so what was told of a
+ * run is a number of layers. */
+void node_tell_layers(kvf_node *n) {
+    for (uint32_t i = 0; i < n->runs_count; i++) {
+        const kvf_step_run *run = &n->runs[i];
+        node_req *r = &n->reqs[n->seqs[n->run_seq[i]].req];
+        if (r->leg != LEG_PREFILL || !r->tx_active || r->ending) continue;
+        uint32_t end = run->position + run->count;
+        uint32_t first = run->position / KVF_KV_BLOCK_TOKENS;
+        uint32_t last = end == r->tokens_count ? (uint32_t)kvf_div_up(end, KVF_KV_BLOCK_TOKENS) : end / KVF_KV_BLOCK_TOKENS;
+        for (; r->ready_layers < n->step_layer; r->ready_layers++)
+            if (last > first) kvf_tx_pages_ready(n->tx, r->tx, first, last - first, r->ready_layers);
+    }
+}
+
+static node_req *find_tx(kvf_node *n, kvf_tx_id id) {
+    for (uint32_t i = 0; i < n->config.requests_max; i++) {
+        node_req *r = &n->reqs[i];
+        if (r->state != REQ_FREE && r->tx_active && r->tx == id) return r;
+    }
+    return NULL;
+}
+
+static void say_shipped(kvf_node *n, node_req *r, const kvf_tx_act *a) {
+    kvf_nmsg *m = node_msg_req(n, r, KVF_N_SHIPPED);
+    if (!m) return;
+    m->shipped.result = a->result;
+    m->shipped.cached_tokens = r->cached;
+    m->shipped.pages = a->pages;
+    m->shipped.bytes = a->bytes;
+    m->shipped.queue_ns = r->computing_at ? r->computing_at - r->accepted_at : 0;
+    m->shipped.prefill_ns = r->computed_at && r->computing_at ? r->computed_at - r->computing_at : 0;
+    m->shipped.transfer_ns = a->first_page_ns ? a->ended_ns - a->first_page_ns : 0;
+    m->shipped.exposed_ns = r->computed_at ? a->ended_ns - r->computed_at : 0;
+}
+
+void node_on_tx_end(kvf_node *n, const kvf_tx_act *a) {
+    node_req *r = find_tx(n, a->id);
+    KVF_ASSERT(r != NULL);
+    r->tx_active = false;
+    if (r->ending) {
+        node_release(n, r);
+        return;
+    }
+    if (a->result == KVF_OK || a->result == KVF_ERR_GONE) {
+        /* Gone is not for this node to retry: the router knows the state and hears of it from the other side. */
+        say_shipped(n, r, a);
+        node_release(n, r);
+        return;
+    }
+    node_fail(n, r, KVF_STAGE_TRANSFER, a->result, r->peer, true, kvf_status_text(a->result));
+}
+
+/* ------------------------------------------------------------------ links */
+
+void kvf_node_on_link_up(kvf_node *n, kvf_time_ns now, kvf_link_id link, const char *peer, uint64_t peer_epoch,
+    const uint8_t nonce[16], bool outgoing) {
+    n->now = now;
+    uint32_t at = outgoing ? link_find(n, peer, peer_epoch) : NONE;
+    if (at == NONE) at = link_new(n);
+    if (at == NONE) return; /* an incoming link needs no record: rx knows links by id */
+    node_link *l = &n->links[at];
+    *l = (node_link){.state = LINK_UP, .outgoing = outgoing, .id = link, .peer_epoch = peer_epoch};
+    snprintf(l->peer, sizeof l->peer, "%s", peer);
+    memcpy(l->nonce, nonce, sizeof l->nonce);
+    for (uint32_t i = 0; i < n->config.requests_max; i++) {
+        node_req *r = &n->reqs[i];
+        if (r->state != REQ_FREE && r->tx_active && !r->ending && r->link_slot == at) kvf_tx_set_link(n->tx, now, r->tx, link, nonce);
+    }
+}
+
+static uint32_t link_by_id_or_call(const kvf_node *n, kvf_link_id link, const char *peer) {
+    for (uint32_t i = 0; i < n->config.links_max; i++)
+        if (n->links[i].state == LINK_UP && n->links[i].id == link) return i;
+    for (uint32_t i = 0; i < n->config.links_max; i++)
+        if (n->links[i].state == LINK_CALLING && strcmp(n->links[i].peer, peer) == 0) return i;
+    return NONE;
+}
+
+void kvf_node_on_link_down(kvf_node *n, kvf_time_ns now, kvf_link_id link, const char *peer, kvf_status reason, const char *text) {
+    n->now = now;
+    uint32_t at = link_by_id_or_call(n, link, peer);
+    if (link != KVF_LINK_NONE) {
+        kvf_rx_on_link_down(n->rx, now, link);
+        kvf_tx_on_link_down(n->tx, now, link);
+    }
+    if (at == NONE) return;
+    bool was_calling = n->links[at].state == LINK_CALLING;
+    n->links[at].state = LINK_FREE;
+    for (uint32_t i = 0; i < n->config.requests_max; i++) {
+        node_req *r = &n->reqs[i];
+        if (r->state == REQ_FREE || r->link_slot != at) continue;
+        r->link_slot = NONE;
+        /* Hand-offs on a link that was up end through tx; those that waited for it end here, with the reason of the call. */
+        if (was_calling && r->tx_active && !r->ending) {
+            bool retryable = reason != KVF_ERR_MISMATCH;
+            node_fail(n, r, KVF_STAGE_TRANSFER, reason, r->peer, retryable, text);
+        }
+    }
+}
+
+void kvf_node_on_frame(kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_frame *f) {
+    static const uint8_t no_nonce[16];
+    n->now = now;
+    switch (f->kind) {
+    case KVF_FRAME_OPENED:
+    case KVF_FRAME_COMMITTED:
+    case KVF_FRAME_MISSING:
+    case KVF_FRAME_GONE: kvf_tx_on_frame(n->tx, now, link, f); return;
+    default: break;
+    }
+    for (uint32_t i = 0; i < n->config.links_max; i++)
+        if (n->links[i].state == LINK_UP && n->links[i].id == link) {
+            kvf_rx_on_frame(n->rx, now, link, n->links[i].nonce, f);
+            return;
+        }
+    kvf_rx_on_frame(n->rx, now, link, no_nonce, f); /* no record of this link: no proof can hold */
+}
+
+kvf_page_verdict kvf_node_on_page(
+    kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_page_header *header, kvf_landing *landing) {
+    n->now = now;
+    return kvf_rx_on_page(n->rx, now, link, header, landing);
+}
+
+void kvf_node_on_landed(kvf_node *n, kvf_time_ns now, const kvf_landing *landing, bool crc_ok) {
+    n->now = now;
+    kvf_rx_on_landed(n->rx, now, landing, crc_ok);
+}
+
+void kvf_node_on_page_sent(kvf_node *n, kvf_time_ns now, uint64_t token, bool ok, uint32_t crc) {
+    n->now = now;
+    kvf_tx_on_page_sent(n->tx, now, token, ok, crc);
+}

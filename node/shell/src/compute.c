@@ -1,0 +1,190 @@
+#include "compute.h"
+#include "kvf/sampler.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+_Static_assert(sizeof(kvf_sample) <= KVF_SAMPLE_BYTES_MAX, "a kvf_sample fits into a token item");
+
+struct compute {
+    compute_options o;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards state, step */
+    pthread_cond_t changed;
+    enum { IDLE, RUNNING, DONE, STOPPING } state;
+    kvf_step step;
+    atomic_uint layers_done;
+    /* results of the last step, written by the engine thread while RUNNING */
+    kvf_step_result result;
+    kvf_step_sample *samples;
+    kvf_sample *sample_values;
+    kvf_step_scores *scores;
+    kvf_sample *score_values; /* [rows_max] */
+    uint32_t scored_rows;
+    /* workspace */
+    kvf_engine_run *runs;
+    float *logits;
+    void *scratch;
+};
+
+static void on_layer(void *self, uint32_t layer) {
+    compute *c = self;
+    atomic_store_explicit(&c->layers_done, layer + 1, memory_order_release);
+    c->o.wake(c->o.self);
+}
+
+static uint32_t rows_of(const kvf_step_run *run) { return run->score ? run->count : run->samples ? 1 : 0; }
+
+static bool among(const uint32_t *ids, uint32_t count, uint32_t id) {
+    for (uint32_t i = 0; i < count; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+/* Below min_tokens the sampler has suppressed these ids, so one that comes counts. */
+static kvf_end end_of(const kvf_sample_input *in, uint32_t token) {
+    if (!in->sampling->ignore_eos && among(in->end_ids, in->end_ids_count, token)) return KVF_END_EOS;
+    return among(in->sampling->stop_ids, in->sampling->stop_ids_count, token) ? KVF_END_STOP_ID : KVF_END_NONE;
+}
+
+static void sample_run(compute *c, uint32_t run_index, const float *logits) {
+    const kvf_step_run *run = &c->step.runs[run_index];
+    const kvf_sampling *sampling = run->sampling.data;
+    KVF_ASSERT(run->sampling.len_bytes == sizeof *sampling);
+    bool want = sampling->want_logprobs || sampling->top_logprobs;
+    for (uint32_t i = 0; i < run->samples; i++) {
+        uint32_t at = c->result.samples_count++;
+        kvf_sample *value = &c->sample_values[at];
+        kvf_sample_input in = {.sampling = sampling, .logits = logits, .vocab = c->o.vocab, .vocab_used = c->o.vocab_used,
+            .tokens = run->tokens, .tokens_count = run->tokens_count, .prompt_count = run->prompt_count,
+            .choice = run->choice_first + i, .end_ids = c->o.end_ids, .end_ids_count = c->o.end_ids_count};
+        kvf_sample_token(&in, c->scratch, value);
+        c->samples[at] = (kvf_step_sample){.run = run_index, .choice = run->choice_first + i, .token = value->chosen.token,
+            .end = end_of(&in, value->chosen.token), .sample = {value, want ? sizeof *value : 0}};
+    }
+}
+
+/* Row i of a scoring run predicts the token after it; the last row's next token is known only inside the prompt. */
+static void score_run(compute *c, uint32_t run_index, const float *logits) {
+    const kvf_step_run *run = &c->step.runs[run_index];
+    kvf_step_scores *out = &c->scores[c->result.scores_count++];
+    kvf_sample *values = c->score_values + c->scored_rows;
+    c->scored_rows += run->count;
+    *out = (kvf_step_scores){.run = run_index, .start = run->position + 1, .samples = {values, 0}};
+    for (uint32_t i = 0; i < run->count && run->position + i + 1 < run->tokens_count; i++) {
+        kvf_sample_score(logits + (size_t)i * c->o.vocab, c->o.vocab, c->o.vocab_used, run->tokens[run->position + i + 1],
+            run->score - 1, &values[i]);
+        out->count++;
+    }
+    out->samples.len_bytes = sizeof *values * out->count;
+}
+
+static void run_step(compute *c) {
+    const kvf_step *step = &c->step;
+    kvf_time_ns begin = kvf_os_now_ns();
+    c->result = (kvf_step_result){.samples = c->samples, .scores = c->scores};
+    c->scored_rows = 0;
+    for (uint32_t i = 0; i < step->copies_count; i++)
+        kvf_engine_copy_block(c->o.engine, step->copies[i].to, step->copies[i].from, step->copies[i].tokens);
+    for (uint32_t i = 0; i < step->runs_count; i++) {
+        const kvf_step_run *r = &step->runs[i];
+        c->runs[i] = (kvf_engine_run){.tokens = r->tokens + r->position, .count = r->count, .position = r->position,
+            .blocks = r->blocks, .logit_rows = rows_of(r)};
+    }
+    kvf_engine_step es = {
+        .runs = c->runs, .runs_count = step->runs_count, .logits = c->logits, .on_layer = on_layer, .self = c};
+    if (step->runs_count) c->result.status = kvf_engine_run_step(c->o.engine, &es);
+    const float *logits = c->logits;
+    for (uint32_t i = 0; i < step->runs_count && c->result.status == KVF_OK; i++) {
+        const kvf_step_run *r = &step->runs[i];
+        uint32_t rows = rows_of(r);
+        if (r->score) score_run(c, i, logits);
+        if (r->samples) sample_run(c, i, logits + (size_t)(rows - 1) * c->o.vocab);
+        logits += (size_t)rows * c->o.vocab;
+    }
+    c->result.busy_ns = kvf_os_now_ns() - begin;
+}
+
+static void *engine_thread(void *self) {
+    compute *c = self;
+    pthread_mutex_lock(&c->lock);
+    for (;;) {
+        while (c->state != RUNNING && c->state != STOPPING) pthread_cond_wait(&c->changed, &c->lock);
+        if (c->state == STOPPING) break;
+        pthread_mutex_unlock(&c->lock);
+        run_step(c);
+        pthread_mutex_lock(&c->lock);
+        if (c->state == RUNNING) c->state = DONE;
+        c->o.wake(c->o.self);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+kvf_status compute_create(const compute_options *options, compute **out) {
+    compute *c = calloc(1, sizeof *c);
+    if (!c) return KVF_ERR_NO_MEMORY;
+    c->o = *options;
+    uint32_t n = options->samples_max;
+    c->samples = calloc(n, sizeof *c->samples);
+    c->sample_values = calloc(n, sizeof *c->sample_values);
+    c->scores = calloc(n, sizeof *c->scores);
+    c->score_values = calloc(options->rows_max, sizeof *c->score_values);
+    c->runs = calloc(n, sizeof *c->runs);
+    c->logits = aligned_alloc(64, kvf_align_up((size_t)options->rows_max * options->vocab * sizeof(float), 64));
+    c->scratch = aligned_alloc(64, kvf_align_up(kvf_sample_scratch_bytes(options->vocab), 64));
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->changed, NULL);
+    bool ok = c->samples && c->sample_values && c->scores && c->score_values && c->runs && c->logits && c->scratch;
+    if (ok && pthread_create(&c->thread, NULL, engine_thread, c) == 0) {
+        *out = c;
+        return KVF_OK;
+    }
+    c->thread = 0;
+    compute_destroy(c);
+    return KVF_ERR_NO_MEMORY;
+}
+
+void compute_destroy(compute *c) {
+    if (!c) return;
+    if (c->thread) {
+        pthread_mutex_lock(&c->lock);
+        c->state = STOPPING;
+        pthread_cond_broadcast(&c->changed);
+        pthread_mutex_unlock(&c->lock);
+        pthread_join(c->thread, NULL);
+    }
+    pthread_cond_destroy(&c->changed);
+    pthread_mutex_destroy(&c->lock);
+    free(c->samples);
+    free(c->sample_values);
+    free(c->scores);
+    free(c->score_values);
+    free(c->runs);
+    free(c->logits);
+    free(c->scratch);
+    free(c);
+}
+
+void compute_start(compute *c, const kvf_step *step) {
+    atomic_store(&c->layers_done, 0);
+    pthread_mutex_lock(&c->lock);
+    KVF_ASSERT(c->state == IDLE);
+    c->step = *step;
+    c->state = RUNNING;
+    pthread_cond_signal(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+}
+
+uint32_t compute_layers_done(compute *c) { return atomic_load_explicit(&c->layers_done, memory_order_acquire); }
+
+bool compute_finished(compute *c, kvf_step_result *result) {
+    pthread_mutex_lock(&c->lock);
+    bool done = c->state == DONE;
+    if (done) {
+        c->state = IDLE;
+        *result = c->result;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return done;
+}

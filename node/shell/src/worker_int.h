@@ -1,0 +1,68 @@
+/* worker_int.h - what the parts of a node process share. Everything but `inbox` belongs to the core thread. */
+#ifndef KVF_WORKER_INT_H
+#define KVF_WORKER_INT_H
+#include "compute.h"
+#include "kvf/endpoint.h"
+#include "kvf/node.h"
+#include "kvf/os.h"
+#include "kvf/rpc.h"
+#include "kvf/worker.h"
+#include <event2/event.h>
+#include <stdatomic.h>
+
+#define SESSIONS_MAX 16
+#define NO_SLOT UINT32_MAX
+
+/* One router's stream. Made by a gRPC loop; the core thread gives it a slot when its first message is taken from the inbox. */
+typedef struct {
+    kvf_worker *worker;
+    kvf_rpc_call *call; /* our reference */
+    uint32_t slot;      /* core thread; NO_SLOT: none yet or no more */
+    atomic_int refs;    /* the stream's and one per inbox message */
+} session;
+
+typedef enum { INBOX_MESSAGE, INBOX_CLOSED, INBOX_STOP } inbox_kind;
+typedef struct {
+    inbox_kind kind;
+    session *session;
+    kvf_rmsg message;
+    void *arena; /* what message points into; freed with it */
+} inbox_item;
+
+struct kvf_worker {
+    kvf_worker_options options;
+    char name[KVF_NAME_MAX];
+    kvf_model *model;
+    kvf_engine *engine;
+    compute *compute;
+    void *core_memory;
+    size_t core_bytes;
+    kvf_node *core;
+    kvf_node_config config;
+    struct event_base *base;
+    struct event *inbox_event, *timer, *pump_event, *wake_event;
+    kvf_mailbox *inbox;
+    int wake_fd; /* eventfd: the engine thread has news */
+    kvf_endpoint *endpoint;
+    kvf_rpc_runtime *rpc;
+    kvf_rpc_server *control;
+    session *sessions[SESSIONS_MAX];
+    uint32_t end_ids[64], end_ids_count;
+    uint64_t step_id;
+    uint32_t layers_told;
+    uint32_t stops;
+    bool leaving;
+};
+
+void worker_pump(kvf_worker *w);
+/* session.c */
+kvf_status session_server_start(kvf_worker *w, kvf_error *err);
+void session_send(kvf_worker *w, uint32_t slot, const kvf_nmsg *m);
+void session_take(kvf_worker *w, inbox_item *item); /* an inbox item of kind MESSAGE or CLOSED */
+void inbox_free(inbox_item *item);
+void session_forget(kvf_worker *w, uint32_t slot);
+/* links.c */
+kvf_status links_create(kvf_worker *w, const kvf_identity *identity, kvf_error *err);
+void links_act(kvf_worker *w, const kvf_node_act *act);
+bool links_have_room(void *worker, kvf_link_id link);
+#endif
