@@ -286,6 +286,50 @@ static void a_mapped_file_equals_the_same_bytes_in_memory(void **state) {
     free(data);
 }
 
+/* --- failing allocations: the linker sends the module's calls here --- */
+
+static long allocations_until_failure = -1; /* -1: none fails */
+static bool fails_now(void) { return allocations_until_failure >= 0 && allocations_until_failure-- == 0; }
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__real_aligned_alloc(size_t align, size_t bytes);
+char *__real_strdup(const char *text);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_aligned_alloc(size_t align, size_t bytes);
+char *__wrap_strdup(const char *text);
+void *__wrap_malloc(size_t bytes) { return fails_now() ? NULL : __real_malloc(bytes); }
+void *__wrap_calloc(size_t count, size_t bytes) { return fails_now() ? NULL : __real_calloc(count, bytes); }
+void *__wrap_aligned_alloc(size_t align, size_t bytes) {
+    return fails_now() ? NULL : __real_aligned_alloc(align, bytes);
+}
+char *__wrap_strdup(const char *text) { return fails_now() ? NULL : __real_strdup(text); }
+
+static void each_failing_allocation_is_reported_and_leaves_nothing(void **state) {
+    size_t len_bytes;
+    uint8_t *data = read_tiny("llama3-rope", &len_bytes), *odd = malloc(len_bytes + 1);
+    assert_non_null(odd);
+    memcpy(odd + 1, data, len_bytes); /* not aligned: the copy is one of the allocations */
+    long n = 0;
+    for (;; n++) {
+        kvf_error err = {0};
+        allocations_until_failure = n;
+        kvf_status status = open_and_load(odd + 1, len_bytes, &err);
+        bool reached = allocations_until_failure < 0;
+        allocations_until_failure = -1;
+        if (!reached) {
+            assert_int_equal(status, KVF_OK);
+            break;
+        }
+        assert_int_equal(status, KVF_ERR_NO_MEMORY);
+        assert_non_null(strstr(err.message, "out of memory"));
+    }
+    assert_true(n > 10);
+    free(odd);
+    free(data);
+}
+
 /* --- the hash --- */
 
 static void hash_of(writer *w, uint64_t hash[2]) {
@@ -391,6 +435,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(damaged_headers_do_no_harm),
         cmocka_unit_test(paths_that_are_no_model_are_refused),
         cmocka_unit_test(a_mapped_file_equals_the_same_bytes_in_memory),
+        cmocka_unit_test(each_failing_allocation_is_reported_and_leaves_nothing),
         cmocka_unit_test(the_hash_names_the_weights_and_nothing_else),
         cmocka_unit_test(threads_agree_on_the_hash),
     };

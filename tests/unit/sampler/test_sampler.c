@@ -444,6 +444,26 @@ static void exp_and_log_give_known_bits(void **state) {
     if (digest != 0x4fa84fb10474bfbfull) fail_msg("digest of exp and log is %016llx", (unsigned long long)digest);
 }
 
+/* 2,000 draws with every cut in play: the tokens themselves are pinned, not only the functions below them. */
+static void draws_are_the_same_on_every_machine(void **state) {
+    bench b;
+    uint64_t digest = 0;
+    bench_init(&b, 123);
+    for (uint32_t i = 0; i < 2000; i++) {
+        b.sampling.seed = i;
+        b.in.choice = i % 3;
+        b.in.tokens_count = b.in.prompt_count = i % 60;
+        b.sampling.temperature = 0.3f + 0.01f * (float)(i % 200);
+        b.sampling.top_k = i % 4 ? 0 : 40 + i % 300;
+        b.sampling.top_p = i % 3 ? 1.0f : 0.9f;
+        b.sampling.min_p = i % 5 ? 0.0f : 0.02f;
+        b.sampling.repetition_penalty = i % 7 ? 1.0f : 1.3f;
+        digest = kvf_rng_mix(digest ^ pick(&b));
+    }
+    if (digest != 0x55a620bab21f81a1ull) fail_msg("digest of draws is %016llx", (unsigned long long)digest);
+    bench_fini(&b);
+}
+
 static void broken_logits_do_no_harm(void **state) {
     bench b;
     bench_init(&b, 2);
@@ -540,6 +560,7 @@ int main(void) {
         cmocka_unit_test(padding_is_never_sampled_nor_reported),
         cmocka_unit_test(the_same_request_gives_the_same_token_and_streams_differ),
         cmocka_unit_test(exp_and_log_give_known_bits),
+        cmocka_unit_test(draws_are_the_same_on_every_machine),
         cmocka_unit_test(broken_logits_do_no_harm),
         cmocka_unit_test(chosen_rank_and_top_agree_with_a_sort),
         cmocka_unit_test(logprobs_match_the_golden_values),

@@ -5,6 +5,9 @@
 #define KVF_GGUF_H
 #include "kvf/base.h"
 #include "kvf/quant.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct kvf_gguf kvf_gguf;
 
@@ -50,4 +53,7 @@ bool kvf_gguf_array_f32(const kvf_gguf_array *a, uint64_t index, float *out);
 /* XXH3-128 over the tensor data and the keys that change results: names the weights in pairing and block hashes.
  * Computed at first call and kept; safe from several threads. */
 void kvf_gguf_weights_hash(const kvf_gguf *g, uint64_t hash[2]);
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -3,6 +3,9 @@
 #ifndef KVF_MODEL_SPEC_H
 #define KVF_MODEL_SPEC_H
 #include "kvf/gguf.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef enum { KVF_ARCH_LLAMA, KVF_ARCH_QWEN2, KVF_ARCH_QWEN3 } kvf_arch;
 typedef enum {
@@ -38,4 +41,7 @@ kvf_status kvf_model_spec_load(const kvf_gguf *g, kvf_model_spec *out, kvf_error
 void kvf_model_spec_free(kvf_model_spec *spec);
 /* K and V of one layer of one block of `block_tokens` tokens, in elements: 2 * block_tokens * kv_heads * head_dim. */
 uint64_t kvf_model_page_elements(const kvf_model_spec *spec, uint32_t block_tokens);
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -7,6 +7,9 @@
 #ifndef KVF_SAMPLER_H
 #define KVF_SAMPLER_H
 #include "kvf/base.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define KVF_SAMPLER_BIAS_MAX 300
 #define KVF_SAMPLER_TOP_LOGPROBS_MAX 20
@@ -76,4 +79,7 @@ void kvf_sample_token(const kvf_sample_input *in, void *scratch, kvf_sample *out
 void kvf_sample_score(const float *logits, uint32_t vocab, uint32_t vocab_used, uint32_t token, uint32_t top, kvf_sample *out);
 /* mean-free helpers shared with perplexity: natural log of sum(exp(logits)), fixed order of summation */
 double kvf_log_sum_exp(const float *logits, uint32_t count);
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -4,6 +4,9 @@
 #ifndef KVF_QUANT_H
 #define KVF_QUANT_H
 #include "kvf/base.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef enum {
     KVF_DTYPE_F32 = 0,
@@ -41,4 +44,7 @@ void kvf_dequant_row(kvf_dtype type, const void *src, float *dst, size_t count);
 /* IEEE half <-> single, round to nearest even; NaN stays NaN, overflow becomes infinity. Bit-equal on every machine. */
 float kvf_f16_to_f32(uint16_t h);
 uint16_t kvf_f32_to_f16(float f);
+#ifdef __cplusplus
+}
+#endif
 #endif
