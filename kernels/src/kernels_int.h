@@ -27,10 +27,18 @@ extern const kvf_kernel_ops kvf_kernels_avx512_vnni;
 /* Groups whose largest value is below this are zero: 127/x must not overflow. */
 #define KVF_QUANTISE_MIN 1e-30f
 
-/* Layout of the scratch of an attention tile, in floats, for `rows` = tokens * group. */
-enum { KVF_ATTENTION_KEYS = 32 }; /* positions turned at a time */
-static inline size_t kvf_attention_keys_floats(uint32_t head_dim) { return (size_t)head_dim * KVF_ATTENTION_KEYS; }
+/* Scratch of an attention tile, in floats, for `rows` = tokens * group. In this order: keys turned so that a lane is a
+ * position, queries turned so that a tile of rows lies together, then per row the weights of one split, its values, and
+ * its state. */
+enum {
+    KVF_ATTENTION_KEYS = 32,
+    KVF_ATTENTION_STATE = 4
+}; /* positions turned at a time; largest score and sum: so far, of the split */
+static inline size_t kvf_attention_width(uint32_t head_dim) { return (size_t)kvf_align_up(head_dim, 16); }
+static inline size_t kvf_attention_keys_floats(uint32_t head_dim) {
+    return kvf_attention_width(head_dim) * KVF_ATTENTION_KEYS;
+}
 static inline size_t kvf_attention_row_floats(uint32_t head_dim) {
-    return KVF_ATTENTION_SPLIT + kvf_align_up(head_dim, 16) + 16; /* weights, partial values, max and sums */
+    return 2 * kvf_attention_width(head_dim) + KVF_ATTENTION_SPLIT + KVF_ATTENTION_STATE;
 }
 #endif

@@ -74,7 +74,7 @@ void golden_run(kvf_engine *e, const uint32_t *tokens, uint32_t position, uint32
 
 double golden_logprob(const float *logits, uint32_t vocab, uint32_t token) {
     double max = logits[golden_argmax(logits, vocab)], sum = 0;
-    for (uint32_t i = 0; i < vocab; i++) sum += exp(logits[i] - max);
+    for (uint32_t i = 0; i < vocab; i++) sum += (double)expf((float)(logits[i] - max));
     return logits[token] - max - log(sum);
 }
 

@@ -83,19 +83,17 @@ static void check_logprobs(const path *p, kvf_engine *e, const json_t *lines) {
         size_t count;
         const json_t *line = json_array_get(lines, n);
         uint32_t *ids = golden_ids(json_object_get(line, "ids"), &count);
-        if (count <= 60 || full()) {
-            golden_run(e, ids, 0, (uint32_t)count, TOKENS, true, logits, VOCAB);
-            for (size_t i = 0; i < count; i++) {
-                const float *row = logits + i * VOCAB;
-                const json_t *want = json_array_get(json_object_get(line, "token_logprobs"), i + 1);
-                if (want) note(&chosen, golden_logprob(row, VOCAB, ids[i + 1]) - json_real_value(want));
-                const json_t *ten = json_array_get(json_object_get(line, "top10"), i);
-                double shift = golden_logprob(row, VOCAB, 0) - (double)row[0];
-                for (size_t k = 0; k < json_array_size(ten); k++) {
-                    const json_t *pair = json_array_get(ten, k);
-                    note(&top, (double)row[json_integer_value(json_array_get(pair, 0))] + shift -
-                                   json_number_value(json_array_get(pair, 1)));
-                }
+        golden_run(e, ids, 0, (uint32_t)count, TOKENS, true, logits, VOCAB);
+        for (size_t i = 0; i < count; i++) {
+            const float *row = logits + i * VOCAB;
+            double shift = golden_logprob(row, VOCAB, 0) - (double)row[0];
+            const json_t *want = json_array_get(json_object_get(line, "token_logprobs"), i + 1);
+            if (want) note(&chosen, (double)row[ids[i + 1]] + shift - json_real_value(want));
+            const json_t *ten = json_array_get(json_object_get(line, "top10"), i);
+            for (size_t k = 0; k < json_array_size(ten); k++) {
+                const json_t *pair = json_array_get(ten, k);
+                note(&top, (double)row[json_integer_value(json_array_get(pair, 0))] + shift -
+                               json_number_value(json_array_get(pair, 1)));
             }
         }
         free(ids);

@@ -1,0 +1,116 @@
+/* AVX2 with FMA and F16C. A panel is two registers of 8 outputs x 4 codes. Pairs of byte products fit 16 bits (see
+ * avx512.c), and so do the eight pairs of a group of nibbles (8 * 2 * 15 * 127 < 2^15): one widening per group. */
+#include "lanes_avx2.h"
+#define KVF_SCORE_ROWS 4
+#include "tuned.h"
+#include "tuned_attention.h"
+
+enum { Q_ROWS = 3 };
+
+LANES_INLINE __m256i four(const int8_t *q) {
+    int32_t v;
+    memcpy(&v, q, sizeof v);
+    return _mm256_set1_epi32(v);
+}
+LANES_INLINE __m256i load8(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
+LANES_INLINE __m256i widen(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+
+LANES_INLINE void q_dot_nibbles(
+    const int ROWS, const uint8_t *at, const int8_t *q, size_t q_stride, __m256i dot[Q_ROWS][2]) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    __m256i pairs[Q_ROWS][2];
+    UNROLL for (int t = 0; t < ROWS; t++) pairs[t][0] = pairs[t][1] = _mm256_setzero_si256();
+    UNROLL for (int j = 0; j < 4; j++) {
+        UNROLL for (int half = 0; half < 2; half++) {
+            __m256i a = load8(at + 64 * j), b = load8(at + 64 * j + 32);
+            a = _mm256_and_si256(half ? _mm256_srli_epi16(a, 4) : a, mask);
+            b = _mm256_and_si256(half ? _mm256_srli_epi16(b, 4) : b, mask);
+            UNROLL for (int t = 0; t < ROWS; t++) {
+                __m256i x = four(q + t * q_stride + 16 * half + 4 * j);
+                pairs[t][0] = _mm256_add_epi16(pairs[t][0], _mm256_maddubs_epi16(a, x));
+                pairs[t][1] = _mm256_add_epi16(pairs[t][1], _mm256_maddubs_epi16(b, x));
+            }
+        }
+    }
+    UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int h = 0; h < 2; h++) dot[t][h] = widen(pairs[t][h]);
+}
+
+LANES_INLINE void q_dot_bytes(
+    const int ROWS, const uint8_t *at, const int8_t *q, size_t q_stride, __m256i dot[Q_ROWS][2]) {
+    const __m256i offset = _mm256_set1_epi8((char)0x80);
+    UNROLL for (int t = 0; t < ROWS; t++) dot[t][0] = dot[t][1] = _mm256_setzero_si256();
+    for (int j = 0; j < 8; j++) {
+        UNROLL for (int h = 0; h < 2; h++) {
+            __m256i codes = _mm256_xor_si256(load8(at + 64 * j + 32 * h), offset), size = _mm256_abs_epi8(codes);
+            UNROLL for (int t = 0; t < ROWS; t++) {
+                __m256i x = _mm256_sign_epi8(four(q + t * q_stride + 4 * j), codes);
+                dot[t][h] = _mm256_add_epi32(dot[t][h], widen(_mm256_maddubs_epi16(size, x)));
+            }
+        }
+    }
+}
+
+LANES_INLINE void q_tile(kvf_pack_kind kind, const int ROWS, const kvf_packed *w, const kvf_rows *x, uint32_t row,
+    uint32_t panel, uint32_t first_panel, uint32_t first_row, const kvf_product *out) {
+    size_t q_stride = (size_t)x->groups * KVF_GROUP;
+    const int8_t *q = x->q + row * q_stride;
+    const kvf_group_scale *scale = x->scale + (size_t)row * x->groups;
+    const uint8_t *base = w->data + panel * w->panel_bytes;
+    v16 acc[Q_ROWS];
+    UNROLL for (int t = 0; t < ROWS; t++) acc[t] = v16_zero();
+    for (uint32_t g = 0; g < w->groups; g++, q += KVF_GROUP, scale++) {
+        const uint8_t *at = base + g * (kind == KVF_PACK_Q4 ? 320 : kind == KVF_PACK_Q4F ? 384 : (size_t)512);
+        const uint8_t *scales = kind == KVF_PACK_Q8 ? base + (size_t)w->groups * 512 + 32 * (size_t)g : at + 256;
+        const float *wide = (const float *)(const void *)scales;
+        __m256i dot[Q_ROWS][2];
+        if (kind == KVF_PACK_Q8)
+            q_dot_bytes(ROWS, at, q, q_stride, dot);
+        else
+            q_dot_nibbles(ROWS, at, q, q_stride, dot);
+        v16 d = kind == KVF_PACK_Q4F ? v16_load(wide) : v16_load_half(scales);
+        v16 m = kind == KVF_PACK_Q4F  ? v16_load(wide + 16)
+                : kind == KVF_PACK_Q4 ? v16_load_half(scales + 32)
+                                      : v16_zero();
+        UNROLL for (int t = 0; t < ROWS; t++) {
+            const kvf_group_scale *at_row = scale + (size_t)t * x->groups;
+            v16 i = {_mm256_cvtepi32_ps(dot[t][0]), _mm256_cvtepi32_ps(dot[t][1])};
+            if (kind != KVF_PACK_Q8) acc[t] = v16_fma(m, v16_set1(at_row->us), acc[t]);
+            acc[t] = v16_fma(v16_mul(i, d), v16_set1(at_row->s), acc[t]);
+        }
+    }
+    UNROLL for (int t = 0; t < ROWS; t++)
+        put_outputs(out, first_row + (uint32_t)t, panel - first_panel, w->outputs - panel * KVF_PANEL, acc[t]);
+}
+
+LANES_INLINE void q_matrix(kvf_pack_kind kind, const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows,
+    uint32_t panel, uint32_t panels, const kvf_product *out) {
+    for (uint32_t p = panel; p < panel + panels; p++) {
+        uint32_t r = 0;
+        for (; r + Q_ROWS <= rows; r += Q_ROWS) q_tile(kind, Q_ROWS, w, x, row + r, p, panel, r, out);
+        if (rows - r == 2) q_tile(kind, 2, w, x, row + r, p, panel, r, out);
+        if (rows - r == 1) q_tile(kind, 1, w, x, row + r, p, panel, r, out);
+    }
+}
+
+static void matmul_q(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
+    uint32_t panels, const kvf_product *out) {
+    switch (w->kind) {
+    case KVF_PACK_Q4: q_matrix(KVF_PACK_Q4, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_Q4F: q_matrix(KVF_PACK_Q4F, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_Q8: q_matrix(KVF_PACK_Q8, w, x, row, rows, panel, panels, out); break;
+    default: KVF_ASSERT(!"this kind has no 8-bit product");
+    }
+}
+
+const kvf_kernel_ops kvf_kernels_avx2 = {
+    .name = "avx2",
+    .rms_norm = rms_norm,
+    .quantise = quantise,
+    .matmul_q = matmul_q,
+    .matmul_f = matmul_f,
+    .add = add,
+    .rope = rope,
+    .swiglu = swiglu,
+    .store_cells = store_cells,
+    .attention = attention,
+};

@@ -1,0 +1,33 @@
+/* AVX-512 without VNNI (F, BW, DQ, VL). Products of bytes are summed in pairs into 16 bits, where they must not
+ * saturate: nibbles never do (2 * 15 * 127); byte codes are made signed and multiplied as |w| by sign(w) x (2 * 128 *
+ * 127 < 2^15). */
+#include "lanes_avx512.h"
+#define KVF_SCORE_ROWS 8
+#include "tuned.h"
+#include "tuned_attention.h"
+
+LANES_INLINE __m512i dot4(__m512i acc, __m512i u, __m512i s) {
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(u, s), _mm512_set1_epi16(1)));
+}
+LANES_INLINE __m512i dot4_signed(__m512i acc, __m512i codes, __m512i x) {
+    __m512i turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), x);
+    return dot4(acc, _mm512_abs_epi8(codes), turned);
+}
+#define DOT4_NIBBLES(acc, codes, x) dot4((acc), (codes), (x))
+#define DOT4_BYTES(acc, codes, x) dot4_signed((acc), (codes), (x))
+#define LOAD_BYTES(p) _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8((char)0x80))
+#define BYTES_START(neg_128) _mm512_setzero_si512()
+#include "int8_avx512.h"
+
+const kvf_kernel_ops kvf_kernels_avx512 = {
+    .name = "avx512",
+    .rms_norm = rms_norm,
+    .quantise = quantise,
+    .matmul_q = matmul_q,
+    .matmul_f = matmul_f,
+    .add = add,
+    .rope = rope,
+    .swiglu = swiglu,
+    .store_cells = store_cells,
+    .attention = attention,
+};

@@ -1,0 +1,218 @@
+/* The operations of kvf/kernels.h over sixteen lanes (lanes_*.h): everything but 8-bit products. Included once by the
+ * source of each instruction set after its lanes header. Bits are those of ref.c: lanes are outputs, or the sixteen
+ * lanes of a reduction. */
+#ifndef KVF_TUNED_H
+#define KVF_TUNED_H
+#include <math.h>
+
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+LANES_INLINE v16 v16_exp(v16 x) {
+    v16 y = v16_min(v16_set1(KVF_EXP_MAX), x);
+    v16 t = v16_fma(y, v16_set1(KVF_EXP_LOG2E), v16_set1(KVF_EXP_MAGIC)), n = v16_sub(t, v16_set1(KVF_EXP_MAGIC));
+    v16 r = v16_fma(n, v16_set1(KVF_EXP_NEG_LN2_HI), y);
+    r = v16_fma(n, v16_set1(KVF_EXP_NEG_LN2_LO), r);
+    v16 p = v16_fma(v16_set1(KVF_EXP_C7), r, v16_set1(KVF_EXP_C6));
+    p = v16_fma(p, r, v16_set1(KVF_EXP_C5));
+    p = v16_fma(p, r, v16_set1(KVF_EXP_C4));
+    p = v16_fma(p, r, v16_set1(KVF_EXP_C3));
+    p = v16_fma(p, r, v16_set1(0.5f));
+    p = v16_fma(p, r, v16_set1(1.0f));
+    p = v16_fma(p, r, v16_set1(1.0f));
+    return v16_zero_if_less(v16_mul(p, v16_power_of_two(t)), x, v16_set1(KVF_EXP_MIN));
+}
+
+static void rms_norm(const float *x, const float *w, float eps, uint32_t count, float *y) {
+    v16 lanes = v16_zero();
+    uint32_t i = 0;
+    for (; i + 16 <= count; i += 16) lanes = v16_fma(v16_load(x + i), v16_load(x + i), lanes);
+    if (i < count) lanes = v16_fma(v16_load_n(x + i, count - i), v16_load_n(x + i, count - i), lanes);
+    float scale = 1.0f / sqrtf(v16_sum(lanes) / (float)count + eps);
+    for (i = 0; i + 16 <= count; i += 16)
+        v16_store(y + i, v16_mul(v16_mul(v16_load(x + i), v16_set1(scale)), v16_load(w + i)));
+    for (; i < count; i++) y[i] = x[i] * scale * w[i];
+}
+
+static void quantise(const float *x, uint32_t count, int8_t *q, kvf_group_scale *scale) {
+    for (uint32_t i = 0; i < count; i += KVF_GROUP, q += KVF_GROUP, scale++) {
+        uint32_t n = count - i;
+        v16 a = v16_load_n(x + i, n), b = n > 16 ? v16_load_n(x + i + 16, n - 16) : v16_zero();
+        uint32_t bits = v16_largest_bits(a, b);
+        bool finite = bits < 0x7f800000u;
+        float largest;
+        memcpy(&largest, &bits, sizeof largest);
+        if (!finite || largest < KVF_QUANTISE_MIN) {
+            uint32_t nan = finite ? 0 : 0x7fc00000u;
+            memset(q, 0, KVF_GROUP);
+            *scale = (kvf_group_scale){0};
+            memcpy(&scale->s, &nan, sizeof nan);
+            memcpy(&scale->us, &nan, sizeof nan);
+            continue;
+        }
+        v16 inverse = v16_set1(127.0f / largest);
+        int32_t sum = v16_to_i8(v16_mul(a, inverse), q) + v16_to_i8(v16_mul(b, inverse), q + 16);
+        float s = largest / 127.0f;
+        *scale = (kvf_group_scale){.s = s, .us = s * (float)sum, .neg_128 = -128 * sum};
+    }
+}
+
+static void add(float *x, const float *y, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) x[i] += y[i];
+}
+
+static void swiglu(float *gate, const float *up, uint32_t count) {
+    for (uint32_t i = 0; i < count; i += 16) {
+        uint32_t n = count - i;
+        v16 g = v16_load_n(gate + i, n), u = v16_load_n(up + i, n);
+        v16 e = v16_exp(v16_sub(v16_set1(-0.0f), g));
+        v16_store_n(gate + i, v16_mul(v16_div(g, v16_add(v16_set1(1.0f), e)), u), n);
+    }
+}
+
+static void store_cells(const float *x, uint32_t count, kvf_cell cell, void *dst) {
+    if (cell == KVF_CELL_F32) {
+        memcpy(dst, x, (size_t)count * 4);
+        return;
+    }
+    uint8_t *out = dst;
+    for (uint32_t i = 0; i < count; i += 16)
+        v16_store_half_n(out + 2 * (size_t)i, v16_load_n(x + i, count - i), count - i);
+}
+
+/* fma by the compiler: one instruction on every processor that runs this source. */
+static void rope(float *x, uint32_t heads, uint32_t head_dim, const float *cos_sin, uint32_t pairs, bool halves) {
+    const float *cosine = cos_sin, *sine = cos_sin + pairs;
+    for (uint32_t h = 0; h < heads; h++, x += head_dim) {
+        for (uint32_t i = 0; halves && i < pairs; i++) {
+            float a = x[i], b = x[i + pairs];
+            x[i] = fmaf(a, cosine[i], -(b * sine[i]));
+            x[i + pairs] = fmaf(a, sine[i], b * cosine[i]);
+        }
+        for (uint32_t i = 0; !halves && i < pairs; i++) {
+            float a = x[2 * i], b = x[2 * i + 1];
+            x[2 * i] = fmaf(a, cosine[i], -(b * sine[i]));
+            x[2 * i + 1] = fmaf(a, sine[i], b * cosine[i]);
+        }
+    }
+}
+
+/* Sixteen outputs of one panel: valid ones stored, added where asked. */
+LANES_INLINE void put_outputs(const kvf_product *out, uint32_t row, uint32_t panel, uint32_t valid, v16 v) {
+    float *y = out->y + row * out->stride + (size_t)panel * KVF_PANEL;
+    if (valid >= KVF_PANEL) {
+        v16_store(y, out->add ? v16_add(v16_load(y), v) : v);
+        return;
+    }
+    v16_store_n(y, out->add ? v16_add(v16_load_n(y, valid), v) : v, valid);
+}
+
+/* One k of ROWS rows by PANELS panels. */
+#define F_STEP(index, load)                                                                                            \
+    do {                                                                                                               \
+        v16 weight[F_PANELS];                                                                                          \
+        UNROLL for (int p = 0; p < PANELS; p++) weight[p] = (load);                                                    \
+        UNROLL for (int t = 0; t < ROWS; t++) {                                                                        \
+            v16 value = v16_set1(x[t * stride + (index)]);                                                             \
+            UNROLL for (int p = 0; p < PANELS; p++) acc[t][p] = v16_fma(value, weight[p], acc[t][p]);                  \
+        }                                                                                                              \
+    } while (0)
+
+LANES_INLINE void f_group(kvf_pack_kind kind, const int ROWS, const int PANELS, const uint8_t *const at[F_PANELS],
+    const uint8_t *const scales[F_PANELS], const float *x, size_t stride, v16 acc[F_ROWS][F_PANELS]) {
+    if (kind == KVF_PACK_F32) {
+        for (int k = 0; k < KVF_GROUP; k++) F_STEP(k, v16_load((const float *)(const void *)(at[p] + 64 * k)));
+        return;
+    }
+    if (kind == KVF_PACK_F16 || kind == KVF_PACK_BF16) {
+        for (int k = 0; k < KVF_GROUP; k++)
+            F_STEP(k, kind == KVF_PACK_F16 ? v16_load_half(at[p] + 32 * k) : v16_load_bf16(at[p] + 32 * k));
+        return;
+    }
+    v16 d[F_PANELS], m[F_PANELS];
+    UNROLL for (int p = 0; p < PANELS; p++) {
+        const float *wide = (const float *)(const void *)scales[p];
+        d[p] = kind == KVF_PACK_Q4F ? v16_load(wide) : v16_load_half(scales[p]);
+        m[p] = kind == KVF_PACK_Q4F  ? v16_load(wide + 16)
+               : kind == KVF_PACK_Q4 ? v16_load_half(scales[p] + 32)
+                                     : v16_zero();
+    }
+    if (kind == KVF_PACK_Q8) {
+        v16 offset = v16_set1(128.0f);
+        for (int j = 0; j < 8; j++) {
+            i16x32 lanes[F_PANELS];
+            UNROLL for (int p = 0; p < PANELS; p++) lanes[p] = i16_load(at[p] + 64 * j);
+            UNROLL for (uint32_t i = 0; i < 4; i++)
+                F_STEP(4 * j + (int)i, v16_fma(v16_sub(v16_codes(lanes[p], 8 * i, 255), offset), d[p], m[p]));
+        }
+        return;
+    }
+    UNROLL for (uint32_t half = 0; half < 2; half++) {
+        for (int j = 0; j < 4; j++) {
+            i16x32 lanes[F_PANELS];
+            UNROLL for (int p = 0; p < PANELS; p++) lanes[p] = i16_load(at[p] + 64 * j);
+            UNROLL for (uint32_t i = 0; i < 4; i++)
+                F_STEP((int)half * 16 + 4 * j + (int)i, v16_fma(v16_codes(lanes[p], 8 * i + 4 * half, 15), d[p], m[p]));
+        }
+    }
+}
+
+/* ROWS rows against PANELS panels over all of k. */
+LANES_INLINE void f_tile(kvf_pack_kind kind, const int ROWS, const int PANELS, const kvf_packed *w, const float *x,
+    size_t stride, uint32_t panel, uint32_t first_panel, uint32_t first_row, const kvf_product *out) {
+    v16 acc[F_ROWS][F_PANELS];
+    UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) acc[t][p] = v16_zero();
+    size_t bytes = kind == KVF_PACK_Q4    ? 320
+                   : kind == KVF_PACK_Q4F ? 384
+                   : kind == KVF_PACK_F32 ? 2048
+                   : kind == KVF_PACK_Q8  ? 512
+                                          : 1024;
+    for (uint32_t g = 0; g < w->groups; g++) {
+        const uint8_t *at[F_PANELS], *scales[F_PANELS];
+        UNROLL for (int p = 0; p < PANELS; p++) {
+            const uint8_t *base = w->data + (panel + (uint32_t)p) * w->panel_bytes;
+            at[p] = base + g * bytes;
+            scales[p] = kind == KVF_PACK_Q8 ? base + (size_t)w->groups * 512 + 32 * (size_t)g : at[p] + 256;
+        }
+        f_group(kind, ROWS, PANELS, at, scales, x + (size_t)g * KVF_GROUP, stride, acc);
+    }
+    UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) {
+        uint32_t index = panel + (uint32_t)p;
+        put_outputs(out, first_row + (uint32_t)t, index - first_panel, w->outputs - index * KVF_PANEL, acc[t][p]);
+    }
+}
+
+/* Rows in tiles of F_ROWS, then one by one in smaller powers of two. */
+LANES_INLINE void f_panels(kvf_pack_kind kind, const int PANELS, const kvf_packed *w, const kvf_rows *x, uint32_t row,
+    uint32_t rows, uint32_t panel, uint32_t first_panel, const kvf_product *out) {
+    const float *at = x->f32 + row * x->f32_stride;
+    uint32_t r = 0;
+    for (; r + F_ROWS <= rows; r += F_ROWS)
+        f_tile(kind, F_ROWS, PANELS, w, at + r * x->f32_stride, x->f32_stride, panel, first_panel, r, out);
+    for (; r + 2 <= rows; r += 2)
+        f_tile(kind, 2, PANELS, w, at + r * x->f32_stride, x->f32_stride, panel, first_panel, r, out);
+    if (r < rows) f_tile(kind, 1, PANELS, w, at + r * x->f32_stride, x->f32_stride, panel, first_panel, r, out);
+}
+
+LANES_INLINE void f_matrix(kvf_pack_kind kind, const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows,
+    uint32_t panel, uint32_t panels, const kvf_product *out) {
+    uint32_t p = panel, end = panel + panels;
+    for (; p + F_PANELS <= end; p += F_PANELS) f_panels(kind, F_PANELS, w, x, row, rows, p, panel, out);
+    for (; p < end; p++) f_panels(kind, 1, w, x, row, rows, p, panel, out);
+}
+
+static void matmul_f(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
+    uint32_t panels, const kvf_product *out) {
+    switch (w->kind) {
+    case KVF_PACK_Q4: f_matrix(KVF_PACK_Q4, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_Q4F: f_matrix(KVF_PACK_Q4F, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_Q8: f_matrix(KVF_PACK_Q8, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_F16: f_matrix(KVF_PACK_F16, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_BF16: f_matrix(KVF_PACK_BF16, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_F32: f_matrix(KVF_PACK_F32, w, x, row, rows, panel, panels, out); break;
+    }
+}
+#endif

@@ -1,0 +1,231 @@
+/* Attention of one tile over sixteen lanes; included after tuned.h. Per split of 256 positions:
+ *   scores   keys of two pages are turned (a lane is a position), then every row of the tile runs its chain over d
+ * against them weights  largest score, exp, sum in sixteen lanes; slots behind a row's own position get weight 0 and
+ * are never used values   a lane is a dimension; a chain over positions, for some rows at a time against the same
+ * values fold     onto what earlier splits gave */
+#ifndef KVF_TUNED_ATTENTION_H
+#define KVF_TUNED_ATTENTION_H
+
+typedef struct {
+    const kvf_attention *a;
+    size_t width; /* head_dim rounded up to lanes */
+    float *keys, *queries, *weights, *parts, *state;
+    uint32_t rows;
+} tile;
+
+/* Row r of the tile is head r % group of token r / group; it sees positions up to its own. */
+LANES_INLINE uint32_t row_position(const kvf_attention *a, uint32_t row) { return a->position + row / a->group; }
+LANES_INLINE float *row_out(const kvf_attention *a, uint32_t row) {
+    return a->out + row / a->group * a->out_stride + (size_t)(row % a->group) * a->head_dim;
+}
+LANES_INLINE const uint8_t *cells_of(const kvf_attention *a, uint32_t position, bool values) {
+    size_t head = a->kv_head + (values ? a->kv_heads : 0);
+    return a->pages + a->blocks[position / KVF_PAGE_TOKENS] * a->page_bytes +
+           head * KVF_PAGE_TOKENS * a->head_dim * (a->cell == KVF_CELL_F16 ? 2u : 4u);
+}
+LANES_INLINE v16 load_cells(kvf_cell cell, const uint8_t *cells, size_t index, uint32_t n) {
+    if (cell == KVF_CELL_F16) return n >= 16 ? v16_load_half(cells + 2 * index) : v16_load_half_n(cells + 2 * index, n);
+    const float *wide = (const float *)(const void *)(cells + 4 * index);
+    return n >= 16 ? v16_load(wide) : v16_load_n(wide, n);
+}
+
+/* Queries: tiles of SCORE_ROWS rows, [d][row]; the last tile is as narrow as the rows left. */
+static void turn_queries(const tile *t) {
+    const kvf_attention *a = t->a;
+    for (uint32_t r = 0; r < t->rows; r++) {
+        uint32_t first = r / SCORE_ROWS * SCORE_ROWS, height = KVF_MIN(t->rows - first, (uint32_t)SCORE_ROWS);
+        const float *q = a->q + r / a->group * a->q_stride + (size_t)(r % a->group) * a->head_dim;
+        float *at = t->queries + first * t->width + (r - first);
+        for (uint32_t d = 0; d < a->head_dim; d++) at[(size_t)d * height] = q[d];
+    }
+}
+
+/* One page of keys into lanes [first, first+16) of keys[d][KVF_ATTENTION_KEYS]. */
+LANES_INLINE void turn_page(kvf_cell cell, const tile *t, uint32_t position, uint32_t first) {
+    const uint8_t *cells = cells_of(t->a, position, false);
+    for (uint32_t d = 0; d < t->a->head_dim; d += 16) {
+        v16 r[16];
+        UNROLL for (uint32_t i = 0; i < 16; i++) r[i] =
+            load_cells(cell, cells, (size_t)i * t->a->head_dim + d, t->a->head_dim - d);
+        v16_transpose(r);
+        UNROLL for (uint32_t i = 0; i < 16; i++) v16_store(t->keys + (d + i) * KVF_ATTENTION_KEYS + first, r[i]);
+    }
+}
+
+LANES_INLINE void score_rows(
+    const int ROWS, const int PAGES, const tile *t, uint32_t row, uint32_t column, const float *keys) {
+    v16 acc[SCORE_ROWS][SCORE_PAGES];
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int p = 0; p < PAGES; p++) acc[r][p] = v16_zero();
+    const float *q = t->queries + row * t->width;
+    for (uint32_t d = 0; d < t->a->head_dim; d++, q += ROWS, keys += KVF_ATTENTION_KEYS) {
+        v16 key[SCORE_PAGES];
+        UNROLL for (int p = 0; p < PAGES; p++) key[p] = v16_load(keys + 16 * p);
+        UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int p = 0; p < PAGES; p++) acc[r][p] =
+            v16_fma(v16_set1(q[r]), key[p], acc[r][p]);
+    }
+    v16 scale = v16_set1(t->a->scale);
+    float *to = t->weights + (size_t)row * KVF_ATTENTION_SPLIT + column;
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int p = 0; p < PAGES; p++)
+        v16_store(to + r * KVF_ATTENTION_SPLIT + 16 * p, v16_mul(acc[r][p], scale));
+}
+
+LANES_INLINE void score_all_rows(
+    const int PAGES, const tile *t, uint32_t first_row, uint32_t column, const float *keys) {
+    uint32_t row =
+        first_row / SCORE_ROWS * SCORE_ROWS; /* a whole tile: scores of rows that do not see the page are unused */
+    for (; row + SCORE_ROWS <= t->rows; row += SCORE_ROWS) score_rows(SCORE_ROWS, PAGES, t, row, column, keys);
+    switch (t->rows - row) {
+    case 1: score_rows(1, PAGES, t, row, column, keys); break;
+    case 2: score_rows(2, PAGES, t, row, column, keys); break;
+    case 3: score_rows(3, PAGES, t, row, column, keys); break;
+#if KVF_SCORE_ROWS > 4
+    case 4: score_rows(4, PAGES, t, row, column, keys); break;
+    case 5: score_rows(5, PAGES, t, row, column, keys); break;
+    case 6: score_rows(6, PAGES, t, row, column, keys); break;
+    case 7: score_rows(7, PAGES, t, row, column, keys); break;
+#endif
+    default: break;
+    }
+}
+
+/* Scores of every row that sees them, positions [begin, end) of one split. */
+static void score_split(const tile *t, uint32_t begin, uint32_t end) {
+    const kvf_attention *a = t->a;
+    for (uint32_t at = begin; at < end; at += KVF_ATTENTION_KEYS) {
+        uint32_t pages = end - at > KVF_PAGE_TOKENS ? 2 : 1;
+        for (uint32_t i = 0; i < pages; i++) {
+            if (a->cell == KVF_CELL_F16)
+                turn_page(KVF_CELL_F16, t, at + i * 16, i * 16);
+            else
+                turn_page(KVF_CELL_F32, t, at + i * 16, i * 16);
+        }
+        uint32_t first_row = at > a->position ? (at - a->position) * a->group : 0;
+        if (pages == 2 && SCORE_PAGES == 2) {
+            score_all_rows(SCORE_PAGES, t, first_row, at - begin, t->keys);
+            continue;
+        }
+        for (uint32_t i = 0; i < pages; i++) score_all_rows(1, t, first_row, at - begin + i * 16, t->keys + i * 16);
+    }
+}
+
+/* Scores of one row become weights, zero up to the next multiple of 16. */
+static void weigh_row(float *weights, uint32_t count, float *largest_out, float *sum_out) {
+    v16 lowest = v16_set1(-INFINITY), largest = lowest, sum = v16_zero();
+    uint32_t i = 0;
+    for (; i + 16 <= count; i += 16) largest = v16_max(largest, v16_load(weights + i));
+    if (i < count) largest = v16_max(largest, v16_first_or(v16_load(weights + i), count - i, lowest));
+    float most = v16_largest(largest);
+    v16 shift = v16_set1(most);
+    for (i = 0; i < count; i += 16) {
+        v16 w = v16_exp(v16_sub(v16_load(weights + i), shift));
+        if (count - i < 16) w = v16_first_or(w, count - i, v16_zero());
+        v16_store(weights + i, w);
+        sum = v16_add(sum, w);
+    }
+    *largest_out = most;
+    *sum_out = v16_sum(sum);
+}
+
+/* Positions [from, to) of the split at `begin`, onto VECTORS*16 dimensions from d of ROWS rows; n: dimensions that
+ * exist. */
+LANES_INLINE void value_rows(kvf_cell cell, const int ROWS, const int VECTORS, const tile *t, uint32_t begin,
+    uint32_t from, uint32_t to, uint32_t row, uint32_t d, uint32_t n) {
+    const kvf_attention *a = t->a;
+    v16 acc[VALUE_ROWS][VALUE_VECTORS];
+    float *part = t->parts + row * t->width + d;
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int c = 0; c < VECTORS; c++) acc[r][c] =
+        from ? v16_load(part + r * t->width + 16 * c) : v16_zero();
+    const float *weights = t->weights + (size_t)row * KVF_ATTENTION_SPLIT;
+    while (from < to) {
+        const uint8_t *cells = cells_of(a, begin + from, true);
+        uint32_t stop = KVF_MIN(to, (from / KVF_PAGE_TOKENS + 1) * KVF_PAGE_TOKENS);
+        for (; from < stop; from++) {
+            v16 value[VALUE_VECTORS];
+            UNROLL for (int c = 0; c < VECTORS; c++) value[c] =
+                load_cells(cell, cells, (size_t)(from % KVF_PAGE_TOKENS) * a->head_dim + d + 16 * (uint32_t)c, n);
+            UNROLL for (int r = 0; r < ROWS; r++) {
+                v16 w = v16_set1(weights[r * KVF_ATTENTION_SPLIT + from]);
+                UNROLL for (int c = 0; c < VECTORS; c++) acc[r][c] = v16_fma(w, value[c], acc[r][c]);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int c = 0; c < VECTORS; c++)
+        v16_store(part + r * t->width + 16 * c, acc[r][c]);
+}
+
+/* Rows together as far as all of them see, then each one's own last positions. */
+LANES_INLINE void value_tile(kvf_cell cell, const int ROWS, const int VECTORS, const tile *t, uint32_t begin,
+    uint32_t row, uint32_t d, uint32_t n) {
+    uint32_t common = KVF_MIN(row_position(t->a, row) + 1 - begin, (uint32_t)KVF_ATTENTION_SPLIT);
+    value_rows(cell, ROWS, VECTORS, t, begin, 0, common, row, d, n);
+    for (int r = 1; r < ROWS; r++) {
+        uint32_t own = KVF_MIN(row_position(t->a, row + (uint32_t)r) + 1 - begin, (uint32_t)KVF_ATTENTION_SPLIT);
+        if (own > common) value_rows(cell, 1, VECTORS, t, begin, common, own, row + (uint32_t)r, d, n);
+    }
+}
+
+LANES_INLINE void value_columns(
+    kvf_cell cell, const int VECTORS, const tile *t, uint32_t begin, uint32_t row, uint32_t d, uint32_t n) {
+    for (; row + VALUE_ROWS <= t->rows; row += VALUE_ROWS) value_tile(cell, VALUE_ROWS, VECTORS, t, begin, row, d, n);
+    for (; row + 3 <= t->rows; row += 3) value_tile(cell, 3, VECTORS, t, begin, row, d, n);
+    for (; row < t->rows; row++) value_tile(cell, 1, VECTORS, t, begin, row, d, n);
+}
+
+LANES_INLINE void value_split(kvf_cell cell, const tile *t, uint32_t begin, uint32_t first_row) {
+    uint32_t d = 0, dims = t->a->head_dim;
+    for (; d + 16 * VALUE_VECTORS <= dims; d += 16 * VALUE_VECTORS)
+        value_columns(cell, VALUE_VECTORS, t, begin, first_row, d, 16);
+    for (; d < dims; d += 16) value_columns(cell, 1, t, begin, first_row, d, KVF_MIN(dims - d, 16u));
+}
+
+/* Unnormalised values of one split joined with those of the splits before it. */
+static void fold_row(const tile *t, uint32_t row, bool first) {
+    uint32_t dims = t->a->head_dim;
+    float *state = t->state + (size_t)row * KVF_ATTENTION_STATE, *out = row_out(t->a, row);
+    float largest = state[2], sum = state[3];
+    const float *part = t->parts + row * t->width;
+    if (first) {
+        memcpy(out, part, dims * sizeof *out);
+        state[0] = largest;
+        state[1] = sum;
+        return;
+    }
+    float both = state[0] > largest ? state[0] : largest, factors[16] = {state[0] - both, largest - both};
+    v16_store(factors, v16_exp(v16_load(factors)));
+    v16 old_part = v16_set1(factors[0]), new_part = v16_set1(factors[1]);
+    for (uint32_t d = 0; d < dims; d += 16) {
+        v16 old = v16_mul(v16_load_n(out + d, dims - d), old_part);
+        v16_store_n(out + d, v16_fma(v16_load_n(part + d, dims - d), new_part, old), dims - d);
+    }
+    state[0] = both;
+    state[1] = fmaf(sum, factors[1], state[1] * factors[0]);
+}
+
+static void attention(const kvf_attention *a) {
+    tile t = {.a = a, .width = kvf_attention_width(a->head_dim), .keys = a->scratch, .rows = a->tokens * a->group};
+    t.queries = t.keys + kvf_attention_keys_floats(a->head_dim);
+    t.weights = t.queries + t.rows * t.width;
+    t.parts = t.weights + (size_t)t.rows * KVF_ATTENTION_SPLIT;
+    t.state = t.parts + t.rows * t.width;
+    turn_queries(&t);
+    uint32_t last = a->position + a->tokens; /* behind the last position anybody sees */
+    for (uint32_t begin = 0; begin < last; begin += KVF_ATTENTION_SPLIT) {
+        uint32_t first_row = begin > a->position ? (begin - a->position) * a->group : 0;
+        score_split(&t, begin, KVF_MIN(begin + KVF_ATTENTION_SPLIT, last));
+        for (uint32_t r = first_row; r < t.rows; r++) {
+            uint32_t count = KVF_MIN(row_position(a, r) + 1 - begin, (uint32_t)KVF_ATTENTION_SPLIT);
+            float *state = t.state + (size_t)r * KVF_ATTENTION_STATE;
+            weigh_row(t.weights + (size_t)r * KVF_ATTENTION_SPLIT, count, &state[2], &state[3]);
+        }
+        if (a->cell == KVF_CELL_F16)
+            value_split(KVF_CELL_F16, &t, begin, first_row);
+        else
+            value_split(KVF_CELL_F32, &t, begin, first_row);
+        for (uint32_t r = first_row; r < t.rows; r++) fold_row(&t, r, begin == 0);
+    }
+    for (uint32_t r = 0; r < t.rows; r++) {
+        float inverse = 1.0f / t.state[(size_t)r * KVF_ATTENTION_STATE + 1], *out = row_out(a, r);
+        for (uint32_t d = 0; d < a->head_dim; d++) out[d] *= inverse;
+    }
+}
+#endif

@@ -1,0 +1,486 @@
+/* Every table against `ref`, bit for bit, over shapes with and without remainders; and `ref` against double precision,
+ * so that equal does not mean equally wrong. */
+#include "kvf/kernels.h"
+#include "kvf/rng.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static kvf_rng rng = {.seed = 20261129};
+static float uniform(float scale) { return scale * ((float)(int64_t)(kvf_rng_next(&rng) >> 40) / 8388608.0f - 1.0f); }
+static uint32_t below(uint32_t bound) { return (uint32_t)kvf_rng_below(&rng, bound); }
+
+static float *floats(size_t count, float scale) {
+    float *p = malloc((count + 16) * sizeof *p);
+    assert_non_null(p);
+    for (size_t i = 0; i < count + 16; i++) p[i] = uniform(scale);
+    return p;
+}
+
+static const kvf_kernel_ops *tables[KVF_KERNELS_MAX];
+static size_t tables_count;
+static const kvf_kernel_ops *ref;
+
+static void same(const char *what, const char *table, const void *want, const void *got, size_t bytes) {
+    if (memcmp(want, got, bytes) == 0) return;
+    const float *a = want, *b = got;
+    for (size_t i = 0; i < bytes / 4; i++)
+        if (memcmp(a + i, b + i, 4) != 0)
+            fail_msg(
+                "%s: %s differs from ref at %zu: %.9g, should be %.9g", what, table, i, (double)b[i], (double)a[i]);
+}
+
+/* Random rows of a file type whose scales are sensible halves. */
+static uint8_t *random_rows(kvf_dtype type, uint32_t outputs, uint32_t inputs) {
+    const kvf_dtype_info *info = kvf_dtype_find(type);
+    size_t row = (size_t)inputs / info->block_values * info->block_bytes;
+    uint8_t *data = malloc(row * outputs);
+    assert_non_null(data);
+    for (size_t i = 0; i < row * outputs; i++) data[i] = (uint8_t)kvf_rng_next(&rng);
+    for (size_t i = 0; i < row * outputs; i += info->block_bytes) {
+        uint8_t *b = data + i;
+        float f = uniform(1);
+        uint32_t bits;
+        memcpy(&bits, &f, 4);
+        switch (type) {
+        case KVF_DTYPE_F32: memcpy(b, &f, 4); break;
+        case KVF_DTYPE_BF16: kvf_put_le16(b, (uint16_t)(bits >> 16)); break;
+        case KVF_DTYPE_MXFP4: b[0] = (uint8_t)(120 + below(6)); break;
+        case KVF_DTYPE_Q6_K: kvf_put_le16(b + 208, kvf_f32_to_f16(f * 0.05f)); break;
+        case KVF_DTYPE_Q4_1:
+        case KVF_DTYPE_Q5_1:
+        case KVF_DTYPE_Q4_K:
+        case KVF_DTYPE_Q5_K: kvf_put_le16(b + 2, kvf_f32_to_f16(uniform(0.3f))); /* fall through */
+        default: kvf_put_le16(b, kvf_f32_to_f16(f * 0.05f)); break;
+        }
+    }
+    return data;
+}
+
+typedef struct {
+    kvf_packed w;
+    uint8_t *memory;
+    float *dense; /* [outputs][inputs] */
+} matrix;
+static matrix make_matrix(kvf_dtype type, uint32_t outputs, uint32_t inputs) {
+    matrix m = {0};
+    uint8_t *rows = random_rows(type, outputs, inputs);
+    const kvf_dtype_info *info = kvf_dtype_find(type);
+    kvf_pack_plan(&m.w, type, rows, outputs, inputs);
+    m.memory = aligned_alloc(64, m.w.panels * m.w.panel_bytes);
+    void *scratch = malloc(kvf_pack_scratch_bytes(&m.w));
+    /* in two goes: a panel depends on its own rows only */
+    uint32_t half = m.w.panels / 2;
+    kvf_pack_panels(&m.w, type, rows, half, m.w.panels, m.memory + half * m.w.panel_bytes, scratch);
+    kvf_pack_panels(&m.w, type, rows, 0, half, m.memory, scratch);
+    m.w.data = m.memory;
+    m.dense = malloc((size_t)outputs * inputs * 4);
+    for (uint32_t o = 0; o < outputs; o++)
+        kvf_dequant_row(type, rows + (size_t)o * (inputs / info->block_values * info->block_bytes),
+            m.dense + (size_t)o * inputs, inputs);
+    free(scratch);
+    free(rows);
+    return m;
+}
+static void free_matrix(matrix *m) {
+    free(m->memory);
+    free(m->dense);
+}
+
+typedef struct {
+    kvf_rows rows;
+    float *f32;
+    int8_t *q;
+    kvf_group_scale *scale;
+} activations;
+static activations make_rows(uint32_t rows, uint32_t inputs) {
+    uint32_t groups = (uint32_t)kvf_div_up(inputs, KVF_GROUP);
+    activations a = {.f32 = calloc((size_t)rows * groups * KVF_GROUP, 4),
+        .q = malloc((size_t)rows * groups * KVF_GROUP),
+        .scale = malloc((size_t)rows * groups * sizeof(kvf_group_scale))};
+    for (uint32_t r = 0; r < rows; r++) {
+        float *x = a.f32 + (size_t)r * groups * KVF_GROUP;
+        for (uint32_t i = 0; i < inputs; i++) x[i] = uniform(i % 37 == 0 ? 20 : 1);
+        ref->quantise(x, inputs, a.q + (size_t)r * groups * KVF_GROUP, a.scale + (size_t)r * groups);
+    }
+    a.rows = (kvf_rows){
+        .f32 = a.f32, .f32_stride = (size_t)groups * KVF_GROUP, .q = a.q, .scale = a.scale, .groups = groups};
+    return a;
+}
+static void free_rows(activations *a) {
+    free(a->f32);
+    free(a->q);
+    free(a->scale);
+}
+
+/* Products of `dense` and the rows in double; for 8-bit with the rounded activations, so that only summation differs.
+ */
+static void check_against_double(
+    const matrix *m, const activations *a, uint32_t rows, bool q, const float *y, size_t stride) {
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t o = 0; o < m->w.outputs; o++) {
+            double sum = 0, size = 0;
+            for (uint32_t k = 0; k < m->w.inputs; k++) {
+                size_t at = (size_t)r * a->rows.groups * KVF_GROUP + k;
+                double x = q ? (double)a->q[at] * (double)a->scale[at / KVF_GROUP].s : (double)a->f32[at];
+                double term = x * (double)m->dense[(size_t)o * m->w.inputs + k];
+                sum += term;
+                size += fabs(term);
+            }
+            double error = fabs(sum - (double)y[r * stride + o]);
+            if (!(error <= 2e-6 * size + 1e-6)) fail_msg("row %u output %u: off by %g of %g", r, o, error, size);
+        }
+    }
+}
+
+static void check_products(kvf_dtype type, uint32_t outputs, uint32_t inputs, uint32_t rows) {
+    matrix m = make_matrix(type, outputs, inputs);
+    activations a = make_rows(rows, inputs);
+    size_t stride = outputs + below(3), total = rows * stride;
+    float *start = floats(total, 1), *want = malloc(total * 4), *got = malloc(total * 4), *plain = malloc(total * 4);
+    for (int q = 0; q < (kvf_pack_is_quantised(m.w.kind) ? 2 : 1); q++) {
+        for (int add = 0; add < 2; add++) {
+            memcpy(want, start, total * 4);
+            kvf_product out = {want, stride, add};
+            (q ? ref->matmul_q : ref->matmul_f)(&m.w, &a.rows, 0, rows, 0, m.w.panels, &out);
+            if (!add) {
+                check_against_double(&m, &a, rows, q, want, stride);
+                memcpy(plain, want, total * 4);
+            }
+            for (size_t i = 0; i < tables_count; i++) {
+                const kvf_kernel_ops *ops = tables[i];
+                memcpy(got, start, total * 4);
+                /* cut at random: rows and panels of a call leave no trace */
+                uint32_t row_cut = below(rows + 1), panel_cut = below(m.w.panels + 1);
+                for (int part = 0; part < 4; part++) {
+                    uint32_t row = part & 1 ? row_cut : 0, panel = part & 2 ? panel_cut : 0;
+                    uint32_t n = part & 1 ? rows - row_cut : row_cut, p = part & 2 ? m.w.panels - panel_cut : panel_cut;
+                    kvf_product at = {got + row * stride + (size_t)panel * KVF_PANEL, stride, add};
+                    if (n && p) (q ? ops->matmul_q : ops->matmul_f)(&m.w, &a.rows, row, n, panel, p, &at);
+                }
+                char what[96], buffer[16];
+                snprintf(what, sizeof what, "%s %ux%u, %u rows, %s%s", kvf_dtype_name(type, buffer), outputs, inputs,
+                    rows, q ? "8-bit" : "f32", add ? ", added" : "");
+                same(what, ops->name, want, got, total * 4);
+            }
+        }
+    }
+    free(plain);
+    free(got);
+    free(want);
+    free(start);
+    free_rows(&a);
+    free_matrix(&m);
+}
+
+static void products(void **state) {
+    static const kvf_dtype types[] = {KVF_DTYPE_Q4_0, KVF_DTYPE_Q4_1, KVF_DTYPE_Q8_0, KVF_DTYPE_Q4_K, KVF_DTYPE_F16,
+        KVF_DTYPE_BF16, KVF_DTYPE_F32, KVF_DTYPE_Q5_1, KVF_DTYPE_Q6_K, KVF_DTYPE_Q5_K, KVF_DTYPE_Q5_0, KVF_DTYPE_MXFP4};
+    for (size_t i = 0; i < KVF_COUNT_OF(types); i++) {
+        const kvf_dtype_info *info = kvf_dtype_find(types[i]);
+        uint32_t unit = info->block_values == 1 ? 20 : info->block_values;
+        check_products(types[i], 64, unit * 2, 7);
+        check_products(types[i], 100, unit, 13);
+        check_products(types[i], 5, unit * 3, 1);
+        check_products(types[i], 150, unit, 2);
+        for (uint32_t rows = 3; rows < 7; rows++) check_products(types[i], 33, unit, rows);
+    }
+}
+
+/* Largest codes everywhere: sums of pairs must not saturate. */
+static void products_of_extremes(void **state) {
+    for (int which = 0; which < 3; which++) {
+        enum { OUTPUTS = 16, INPUTS = 64 };
+        uint8_t rows[OUTPUTS * 68];
+        kvf_dtype type = which == 2 ? KVF_DTYPE_Q4_1 : KVF_DTYPE_Q8_0;
+        size_t block = which == 2 ? 20 : 34;
+        memset(rows, which == 0 ? 0x80 : which == 1 ? 0x7f : 0xff, sizeof rows);
+        for (size_t i = 0; i + block <= OUTPUTS * 2 * block; i += block) {
+            kvf_put_le16(rows + i, 0x3c00);
+            if (which == 2) kvf_put_le16(rows + i + 2, 0x3c00);
+        }
+        kvf_packed w;
+        kvf_pack_plan(&w, type, rows, OUTPUTS, INPUTS);
+        uint8_t *memory = aligned_alloc(64, w.panel_bytes), scratch[INPUTS * 4];
+        kvf_pack_panels(&w, type, rows, 0, 1, memory, scratch);
+        w.data = memory;
+        for (int sign = 0; sign < 2; sign++) {
+            float x[INPUTS], want[OUTPUTS], got[OUTPUTS];
+            int8_t q[INPUTS];
+            kvf_group_scale scale[2];
+            for (int i = 0; i < INPUTS; i++) x[i] = sign ? -127.0f : 127.0f;
+            ref->quantise(x, INPUTS, q, scale);
+            kvf_rows in = {.q = q, .scale = scale, .groups = 2};
+            ref->matmul_q(&w, &in, 0, 1, 0, 1, &(kvf_product){want, OUTPUTS, false});
+            assert_true(want[0] == (float)((sign ? -127 : 127) * 64 * (which == 0 ? -128 : which == 1 ? 127 : 16)));
+            for (size_t i = 0; i < tables_count; i++) {
+                tables[i]->matmul_q(&w, &in, 0, 1, 0, 1, &(kvf_product){got, OUTPUTS, false});
+                same("extremes", tables[i]->name, want, got, sizeof want);
+            }
+        }
+        free(memory);
+    }
+}
+
+/* Q4_0 whose minimum overflows a half keeps its values in f32. */
+static void q4_0_with_huge_scale(void **state) {
+    uint8_t rows[18] = {0};
+    kvf_packed w;
+    kvf_put_le16(rows, kvf_f32_to_f16(8000));
+    kvf_pack_plan(&w, KVF_DTYPE_Q4_0, rows, 1, 32);
+    assert_int_equal(w.kind, KVF_PACK_Q4);
+    kvf_put_le16(rows, kvf_f32_to_f16(-9000));
+    kvf_pack_plan(&w, KVF_DTYPE_Q4_0, rows, 1, 32);
+    assert_int_equal(w.kind, KVF_PACK_F32);
+}
+
+static void row_operations(void **state) {
+    static const uint32_t counts[] = {1, 15, 16, 17, 31, 32, 64, 100, 576, 1536};
+    for (size_t c = 0; c < KVF_COUNT_OF(counts); c++) {
+        uint32_t n = counts[c], groups = (uint32_t)kvf_div_up(n, KVF_GROUP);
+        float *x = floats(n, 3), *w = floats(n, 1), *want = malloc(n * 4), *got = malloc(n * 4);
+        int8_t *q = malloc(groups * KVF_GROUP * 2), *q_got = q + groups * KVF_GROUP;
+        kvf_group_scale *s = malloc(2 * groups * sizeof *s), *s_got = s + groups;
+        if (n > 64) x[40] = 0, memset(x + 32, 0, 32 * 4);
+        ref->rms_norm(x, w, 1e-5f, n, want);
+        double sum = 0;
+        for (uint32_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
+        for (uint32_t i = 0; i < n; i++)
+            assert_true(fabs((double)x[i] * (double)w[i] / sqrt(sum / n + 1e-5) - (double)want[i]) < 1e-5);
+        ref->quantise(x, n, q, s);
+        for (uint32_t i = 0; i < n; i++)
+            assert_true(fabsf((float)q[i] * s[i / KVF_GROUP].s - x[i]) <= s[i / KVF_GROUP].s * 0.5001f);
+        for (size_t i = 0; i < tables_count; i++) {
+            const kvf_kernel_ops *ops = tables[i];
+            ops->rms_norm(x, w, 1e-5f, n, got);
+            same("rms_norm", ops->name, want, got, n * 4);
+            ops->quantise(x, n, q_got, s_got);
+            assert_memory_equal(q, q_got, groups * KVF_GROUP);
+            same("scales", ops->name, s, s_got, groups * sizeof *s);
+        }
+        memcpy(want, x, n * 4);
+        ref->swiglu(want, w, n);
+        for (uint32_t i = 0; i < n; i++)
+            assert_true(fabs((double)x[i] / (1 + exp(-(double)x[i])) * (double)w[i] - (double)want[i]) < 2e-6);
+        for (size_t i = 0; i < tables_count; i++) {
+            memcpy(got, x, n * 4);
+            tables[i]->swiglu(got, w, n);
+            same("swiglu", tables[i]->name, want, got, n * 4);
+        }
+        free(s);
+        free(q);
+        free(got);
+        free(want);
+        free(w);
+        free(x);
+    }
+}
+
+static void quantise_odd_values(void **state) {
+    float cases[][32] = {
+        {0}, {1e-38f, -1e-40f}, {1e-31f}, {3e38f, -3.4e38f, 1}, {INFINITY, 1}, {1, NAN, 2}, {-0.0f, 0.5f, 127}};
+    for (size_t c = 0; c < KVF_COUNT_OF(cases); c++) {
+        int8_t q[32], got[32];
+        kvf_group_scale s, s_got;
+        ref->quantise(cases[c], 32, q, &s);
+        for (size_t i = 0; i < tables_count; i++) {
+            tables[i]->quantise(cases[c], 32, got, &s_got);
+            assert_memory_equal(q, got, 32);
+            if (!isnan(s.s)) same("odd scales", tables[i]->name, &s, &s_got, sizeof s);
+            assert_int_equal(isnan(s.s) != 0, isnan(s_got.s) != 0);
+        }
+    }
+}
+
+static void rotation_and_cells(void **state) {
+    static const uint32_t dims[][2] = {{16, 16}, {64, 64}, {80, 32}, {6, 6}, {10, 4}};
+    for (size_t c = 0; c < KVF_COUNT_OF(dims); c++) {
+        uint32_t head = dims[c][0], pairs = dims[c][1] / 2, n = 3 * head;
+        double frequency[64];
+        float cos_sin[128], *x = floats(n, 2), *want = malloc(n * 4), *got = malloc(n * 4);
+        uint16_t cells[256], cells_got[256];
+        kvf_rope_frequencies(10000, 1, NULL, pairs * 2, frequency);
+        kvf_rope_angles(frequency, pairs, 1234, cos_sin);
+        for (int halves = 0; halves < 2; halves++) {
+            memcpy(want, x, n * 4);
+            ref->rope(want, 3, head, cos_sin, pairs, halves);
+            for (size_t i = 0; i < tables_count; i++) {
+                memcpy(got, x, n * 4);
+                tables[i]->rope(got, 3, head, cos_sin, pairs, halves);
+                same("rope", tables[i]->name, want, got, n * 4);
+            }
+        }
+        x[0] = 1e-6f, x[1] = 70000, x[2] = -6e-8f, x[3] = 65519;
+        ref->store_cells(x, n, KVF_CELL_F16, cells);
+        for (size_t i = 0; i < tables_count; i++) {
+            memset(cells_got, 0xee, sizeof cells_got);
+            tables[i]->store_cells(x, n, KVF_CELL_F16, cells_got);
+            assert_memory_equal(cells, cells_got, n * 2);
+            assert_int_equal(cells_got[n], 0xeeee); /* nothing behind */
+            tables[i]->store_cells(x, n, KVF_CELL_F32, got);
+            assert_memory_equal(x, got, n * 4);
+        }
+        free(got);
+        free(want);
+        free(x);
+    }
+}
+
+typedef struct {
+    uint32_t position, tokens, group, kv_heads, head_dim;
+} attention_case;
+
+/* Softmax attention of one row in double over the stored cells. */
+static void check_attention_row(const kvf_attention *a, uint32_t token, uint32_t head, const float *got) {
+    const float *q = a->q + token * a->q_stride + head * a->head_dim;
+    uint32_t seen = a->position + token + 1;
+    double *w = malloc(seen * sizeof *w), most = -INFINITY, sum = 0;
+    for (uint32_t pass = 0; pass < 2; pass++) {
+        for (uint32_t d = 0; pass && d < a->head_dim; d++) {
+            double v = 0;
+            for (uint32_t p = 0; p < seen; p++) {
+                size_t at = ((size_t)(a->kv_heads + a->kv_head) * 16 + p % 16) * a->head_dim + d;
+                const uint8_t *page = a->pages + a->blocks[p / 16] * a->page_bytes;
+                float cell;
+                memcpy(&cell, page + at * 4, 4);
+                v += w[p] * (double)(a->cell == KVF_CELL_F16 ? kvf_f16_to_f32(kvf_get_le16(page + at * 2)) : cell);
+            }
+            if (fabs(v / sum - (double)got[d]) > 1e-5) fail_msg("attention: %g, should be %g", (double)got[d], v / sum);
+        }
+        for (uint32_t p = 0; !pass && p < seen; p++) {
+            const uint8_t *page = a->pages + a->blocks[p / 16] * a->page_bytes;
+            double score = 0;
+            for (uint32_t d = 0; d < a->head_dim; d++) {
+                size_t at = ((size_t)a->kv_head * 16 + p % 16) * a->head_dim + d;
+                float cell;
+                if (a->cell == KVF_CELL_F16)
+                    cell = kvf_f16_to_f32(kvf_get_le16(page + at * 2));
+                else
+                    memcpy(&cell, page + at * 4, 4);
+                score += (double)q[d] * (double)cell;
+            }
+            w[p] = score * (double)a->scale;
+            most = fmax(most, w[p]);
+        }
+        for (uint32_t p = 0; !pass && p < seen; p++) sum += w[p] = exp(w[p] - most);
+    }
+    free(w);
+}
+
+static void check_attention(const attention_case *c, kvf_cell cell) {
+    uint32_t last = c->position + c->tokens, blocks_count = (uint32_t)kvf_div_up(last, 16),
+             width = c->group * c->head_dim;
+    size_t element = cell == KVF_CELL_F16 ? 2 : 4, page_elements = (size_t)2 * 16 * c->kv_heads * c->head_dim;
+    uint32_t *blocks = malloc(blocks_count * 4);
+    for (uint32_t i = 0; i < blocks_count; i++) blocks[i] = blocks_count - 1 - i;
+    /* exactly as many pages as there are, so that a sanitizer sees a read behind them; slots not written hold NaN */
+    uint8_t *pages = malloc(blocks_count * page_elements * element);
+    memset(pages, 0xff, blocks_count * page_elements * element);
+    for (uint32_t p = 0; p < last; p++)
+        for (uint32_t h = 0; h < 2 * c->kv_heads; h++) {
+            float row[256];
+            for (uint32_t d = 0; d < c->head_dim; d++) row[d] = uniform(2);
+            size_t at = blocks[p / 16] * page_elements + ((size_t)h * 16 + p % 16) * c->head_dim;
+            ref->store_cells(row, c->head_dim, cell, pages + at * element);
+        }
+    size_t rows = c->tokens * c->group, stride = width + 5;
+    float *q = floats(c->tokens * stride, 1), *want = calloc(c->tokens * stride, 4),
+          *got = calloc(c->tokens * stride, 4);
+    float *scratch = aligned_alloc(64, kvf_align_up(kvf_attention_scratch_floats((uint32_t)rows, c->head_dim) * 4, 64));
+    for (uint32_t kv_head = 0; kv_head < c->kv_heads; kv_head++) {
+        kvf_attention a = {.q = q,
+            .out = want,
+            .q_stride = stride,
+            .out_stride = stride,
+            .pages = pages,
+            .page_bytes = page_elements * element,
+            .blocks = blocks,
+            .position = c->position,
+            .tokens = c->tokens,
+            .kv_head = kv_head,
+            .kv_heads = c->kv_heads,
+            .group = c->group,
+            .head_dim = c->head_dim,
+            .scale = 0.3f,
+            .cell = cell,
+            .scratch = scratch};
+        ref->attention(&a);
+        check_attention_row(
+            &a, c->tokens - 1, c->group - 1, want + (c->tokens - 1) * stride + (c->group - 1) * c->head_dim);
+        a.out = got;
+        for (size_t i = 0; i < tables_count; i++) {
+            memset(scratch, 0xff, kvf_attention_scratch_floats((uint32_t)rows, c->head_dim) * 4);
+            memset(got, 0, c->tokens * stride * 4);
+            tables[i]->attention(&a);
+            char what[96];
+            snprintf(what, sizeof what, "attention at %u, %u tokens, group %u, head size %u", c->position, c->tokens,
+                c->group, c->head_dim);
+            same(what, tables[i]->name, want, got, c->tokens * stride * 4);
+        }
+    }
+    free(scratch);
+    free(got);
+    free(want);
+    free(q);
+    free(pages);
+    free(blocks);
+}
+
+static void attention(void **state) {
+    static const attention_case cases[] = {{0, 1, 1, 1, 16}, {0, 16, 3, 3, 64}, {5, 9, 2, 2, 32}, {250, 13, 3, 1, 64},
+        {255, 1, 4, 2, 16}, {256, 1, 7, 1, 64}, {500, 16, 3, 1, 64}, {767, 2, 5, 1, 80}, {30, 4, 2, 1, 10},
+        {17, 3, 1, 2, 2}, {600, 1, 1, 1, 256}, {31, 7, 8, 1, 128}};
+    for (size_t i = 0; i < KVF_COUNT_OF(cases); i++) {
+        check_attention(&cases[i], KVF_CELL_F16);
+        check_attention(&cases[i], KVF_CELL_F32);
+    }
+}
+
+/* Own elementary functions against the C library's. */
+static void elementary_functions(void **state) {
+    for (int i = 0; i < 200000; i++) {
+        double x = (double)(int64_t)(kvf_rng_next(&rng) >> 20) / (double)(1ull << 44) * 2e6 - 1e6, s, c;
+        if (i < 1000) x = i * 0.7853981633974483;
+        kvf_sin_cos(x, &s, &c);
+        assert_true(fabs(s - sin(x)) < 4e-16 + fabs(x) * 1e-22 && fabs(c - cos(x)) < 4e-16 + fabs(x) * 1e-22);
+        double y = x / 1e6 * 40;
+        assert_true(fabs(kvf_exp_double(y) / exp(y) - 1) < 1e-15);
+        double z = exp(y);
+        assert_true(fabs(kvf_log_double(z) - log(z)) < 4e-16 * (1 + fabs(log(z))));
+    }
+    float gate[16], one[16];
+    for (int i = 0; i < 20000; i++) { /* exp through swiglu: g / (1 + exp(-g)) */
+        for (int j = 0; j < 16; j++) gate[j] = uniform(100), one[j] = 1;
+        float x[16];
+        memcpy(x, gate, sizeof x);
+        ref->swiglu(gate, one, 16);
+        for (int j = 0; j < 16; j++) {
+            double want = (double)x[j] / (1 + exp(-(double)x[j]));
+            assert_true(fabs((double)gate[j] - want) <= 3e-7 * fabs(want) + 1e-35);
+        }
+    }
+}
+
+static void tables_by_name(void **state) {
+    assert_ptr_equal(kvf_kernels_find(NULL), tables[0]);
+    assert_ptr_equal(kvf_kernels_find("auto"), tables[0]);
+    assert_string_equal(kvf_kernels_find("ref")->name, "ref");
+    assert_null(kvf_kernels_find("avx1024"));
+    for (size_t i = 0; i < tables_count; i++) assert_ptr_equal(kvf_kernels_find(tables[i]->name), tables[i]);
+}
+
+int main(void) {
+    tables_count = kvf_kernels_list(tables);
+    ref = tables[tables_count - 1];
+    printf("tables:");
+    for (size_t i = 0; i < tables_count; i++) printf(" %s", tables[i]->name);
+    printf("\n");
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tables_by_name), cmocka_unit_test(elementary_functions),
+        cmocka_unit_test(row_operations), cmocka_unit_test(quantise_odd_values), cmocka_unit_test(rotation_and_cells),
+        cmocka_unit_test(products), cmocka_unit_test(products_of_extremes), cmocka_unit_test(q4_0_with_huge_scale),
+        cmocka_unit_test(attention)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
