@@ -181,6 +181,11 @@ static bool f_round(tm_run *r, tm_call *c, tm_value *out) {
     kvf_tm_as_int(ARG(0), &precision);
     if (!kvf_tm_as_float(&c->self, &f) || precision > 30 || precision < -30)
         return kvf_tm_fail(r, KVF_ERR_FORMAT, "round needs a number, and a precision from -30 to 30");
+    int64_t whole;
+    if (ARG(1)->kind <= TM_NONE && precision >= 0 && kvf_tm_as_int(&c->self, &whole)) { /* an int stays one */
+        *out = tm_int(whole, c->self.trusted);
+        return true;
+    }
     double scale = pow(10, (double)precision);
     if (ARG(1)->kind == TM_STRING && tm_str_is(ARG(1)->u.s, "ceil")) {
         f = ceil(f * scale) / scale;

@@ -163,7 +163,10 @@ static bool format_one(tm_run *r, tm_buf *b, const char *spec, size_t spec_len, 
         if (!plain) return kvf_tm_fail(r, KVF_ERR_FORMAT, "width of %%s is not supported");
         return conversion == 's' ? kvf_tm_print(r, b, v) : kvf_tm_repr(r, b, v);
     }
-    if (spec_len > 12) return kvf_tm_fail(r, KVF_ERR_FORMAT, "a conversion is too long");
+    for (size_t k = 0, digits = 0; k < spec_len; k++) { /* a width is memory and time: two digits will do */
+        digits = spec[k] >= '0' && spec[k] <= '9' ? digits + 1 : 0;
+        if (digits > 2 || spec_len > 12) return kvf_tm_fail(r, KVF_ERR_FORMAT, "a conversion is too wide");
+    }
     bool is_int = conversion == 'd' || conversion == 'i' || conversion == 'x';
     if (is_int && v->kind == TM_FLOAT && v->u.f > -9e18 && v->u.f < 9e18 && conversion != 'x')
         i = (int64_t)v->u.f;
