@@ -40,14 +40,14 @@ static uint64_t blocks_of_choices(uint32_t n, uint32_t known, uint64_t length) {
 
 /* A request that names no output limit gets what the pool can hold; one that names it must fit whole. */
 static bool can_ever_fit(const kvf_node *n, node_req *r) {
-    if (r->leg == LEG_PREFILL) return blocks_for(r->tokens_count) <= n->config.blocks;
-    while (blocks_of_choices(r->n, r->tokens_count, (uint64_t)r->prompt_count + r->output_max) > n->config.blocks) {
-        uint32_t made = r->tokens_count - r->prompt_count;
-        if (r->output_max_given || r->output_max <= made + 1) return false;
-        uint64_t over = blocks_of_choices(r->n, r->tokens_count, (uint64_t)r->prompt_count + r->output_max) - n->config.blocks;
-        uint32_t cut = (uint32_t)KVF_MIN(kvf_div_up(over, r->n) * KVF_KV_BLOCK_TOKENS, r->output_max - made - 1);
-        r->output_max -= cut;
-    }
+    uint32_t pool = n->config.blocks;
+    if (r->leg == LEG_PREFILL) return blocks_for(r->tokens_count) <= pool;
+    if (blocks_of_choices(r->n, r->tokens_count, (uint64_t)r->prompt_count + r->output_max) <= pool) return true;
+    if (r->output_max_given || blocks_for(r->tokens_count) > pool) return false;
+    uint32_t shared = r->tokens_count / KVF_KV_BLOCK_TOKENS;
+    uint64_t length = ((uint64_t)pool + (uint64_t)(r->n - 1) * shared) / r->n * KVF_KV_BLOCK_TOKENS;
+    if (length <= r->tokens_count) return false;
+    r->output_max = (uint32_t)(length - r->prompt_count);
     return true;
 }
 

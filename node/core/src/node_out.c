@@ -27,7 +27,11 @@ kvf_nmsg *node_msg(kvf_node *n, uint32_t session, kvf_n_kind kind) {
     return &a->msg;
 }
 
+static void flush_session(kvf_node *n, uint32_t session);
+
+/* What is said about a request comes after the tokens it has made. */
 kvf_nmsg *node_msg_req(kvf_node *n, const node_req *r, kvf_n_kind kind) {
+    flush_session(n, r->session);
     kvf_nmsg *m = node_msg(n, r->session, kind);
     if (m) {
         m->request = r->id;

@@ -91,7 +91,11 @@ void node_release(kvf_node *n, node_req *r) {
     }
     if (r->grant) {
         uint32_t spent = 0;
-        if (kvf_rx_revoke(n->rx, n->now, r->grant, KVF_ERR_CANCELLED, &spent) == KVF_OK) r->booked -= spent;
+        if (kvf_rx_revoke(n->rx, n->now, r->grant, KVF_ERR_CANCELLED, &spent) != KVF_OK) {
+            r->ending = true; /* it has ended already and rx is about to say how: node_on_rx settles it */
+            return;
+        }
+        r->booked -= spent;
         r->grant = 0;
     }
     if (r->tx_active && !r->ending) kvf_tx_cancel(n->tx, n->now, r->tx, KVF_ERR_CANCELLED);

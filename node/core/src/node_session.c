@@ -105,8 +105,9 @@ static void on_audit(kvf_node *n, uint32_t session, uint64_t query) {
     m->audit.at_rest = c.pinned == 0 && c.in_use == 0 && c.booked == 0;
     kvf_node_get_stats(n, &m->audit.stats);
     if (m->audit.clean) return;
-    snprintf(m->audit.invariant, sizeof m->audit.invariant, "%.*s", (int)strcspn(err.message, ":"), err.message);
-    snprintf(m->audit.detail, sizeof m->audit.detail, "%s", err.message);
+    snprintf(m->audit.invariant, sizeof m->audit.invariant, "%.*s", (int)KVF_MIN(strcspn(err.message, ":"), sizeof m->audit.invariant - 1),
+        err.message);
+    snprintf(m->audit.detail, sizeof m->audit.detail, "%.*s", (int)sizeof m->audit.detail - 1, err.message);
 }
 
 static void add_holders(const kvf_node *n, kvf_block_report *b) {

@@ -53,8 +53,7 @@ static void start_decoding(kvf_node *n, node_req *r, const kvf_rx_act *a) {
     node_seq *s = node_first_seq(n, r);
     kvf_step_sample first[KVF_CHOICES_MAX];
     r->grant = 0;
-    KVF_ASSERT(r->booked >= a->blocks_count);
-    r->booked -= a->blocks_count;
+    r->booked -= a->blocks_spent;
     for (uint32_t i = 0; i < a->blocks_count; i++) {
         KVF_ASSERT(a->logical[i] == s->blocks_count);
         node_seq_add_block(s, a->blocks[i]);
@@ -74,15 +73,28 @@ static void start_decoding(kvf_node *n, node_req *r, const kvf_rx_act *a) {
     node_begin_choices(n, r, first, r->n, true);
 }
 
+/* The reservation was given up while the grant's end was on its way here. */
+static void settle_ended(kvf_node *n, node_req *r, const kvf_rx_act *a) {
+    r->grant = 0;
+    if (a->kind == KVF_RX_COMMITTED)
+        for (uint32_t i = a->blocks_count; i > 0; i--) kvf_kv_unpin(n->kv, a->blocks[i - 1]);
+    r->booked -= a->blocks_spent;
+    node_release(n, r);
+}
+
 void node_on_rx(kvf_node *n, const kvf_rx_act *a) {
     node_req *r = find_grant(n, a->grant);
-    KVF_ASSERT(r != NULL); /* a grant lives exactly as long as its reservation: release revokes it */
+    KVF_ASSERT(r != NULL); /* a record lives at least as long as its grant */
+    KVF_ASSERT(r->booked >= a->blocks_spent);
+    if (r->ending) {
+        settle_ended(n, r, a);
+        return;
+    }
     if (a->kind == KVF_RX_COMMITTED) {
         start_decoding(n, r, a);
         return;
     }
     r->grant = 0;
-    KVF_ASSERT(r->booked >= a->blocks_spent);
     r->booked -= a->blocks_spent;
     node_fail(n, r, KVF_STAGE_TRANSFER, a->reason, "", true, "the grant was lost before its commit");
 }
@@ -187,8 +199,8 @@ void node_on_tx_end(kvf_node *n, const kvf_tx_act *a) {
         node_release(n, r);
         return;
     }
-    if (a->result == KVF_OK || a->result == KVF_ERR_GONE) {
-        /* Gone is not for this node to retry: the router knows the state and hears of it from the other side. */
+    if (a->result == KVF_OK || a->result == KVF_ERR_GONE || a->result == KVF_ERR_STALE || a->result == KVF_ERR_CANCELLED) {
+        /* Gone is not for this node to retry: whoever ended the grant has told the router. */
         say_shipped(n, r, a);
         node_release(n, r);
         return;
