@@ -212,13 +212,15 @@ void rpc_call_post(kvf_rpc_server *server, rpc_method *method, rpc_loop *loop) {
     pthread_mutex_unlock(&server->lock);
 
     grpc_call_error error;
-    RPC_TAG_GIVE(&call->new_tag);
+    if (!method->registered) {
+        call->has_details = true;
+        grpc_call_details_init(&call->details);
+    }
+    RPC_TAG_GIVE(&call->new_tag); /* from here on the loop may have it */
     if (method->registered) {
         error = grpc_server_request_registered_call(server->grpc, method->registered, &call->flow.grpc, &call->deadline,
             &call->metadata, method->kind == KVF_RPC_BIDI ? NULL : &call->received, loop->cq, loop->cq, &call->new_tag);
     } else {
-        call->has_details = true;
-        grpc_call_details_init(&call->details);
         error = grpc_server_request_call(
             server->grpc, &call->flow.grpc, &call->details, &call->metadata, loop->cq, loop->cq, &call->new_tag);
     }

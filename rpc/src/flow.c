@@ -55,8 +55,8 @@ static void pump(rpc_flow *flow) {
     rpc_out *out = flow->head;
     bool end_now = flow->ended && (!out || !out->next);
     if (!out && !end_now && (!flow->headers_wanted || flow->headers_sent)) return;
-    /* Headers in one batch with a hinted message are held back with it, and the batch ends only when they are written: such a
-     * batch waits for the next keepalive ping. */
+    /* Headers in one batch with a hinted message are held back with it, and the batch ends only when they are written:
+     * such a batch waits for the next keepalive ping. */
     bool may_hint = flow->headers_sent;
     if (!flow->headers_sent) {
         ops[count++].op = GRPC_OP_SEND_INITIAL_METADATA;

@@ -83,6 +83,13 @@ static void say(void *self, kvf_rpc_call *call, const ProtobufCMessage *message)
         Kvf__Test__V1__Note answer = KVF__TEST__V1__NOTE__INIT;
         answer.text = (char *)(uintptr_t)kvf_rpc_call_peer(call);
         kvf_rpc_reply(call, &answer.base);
+    } else if (strcmp(note->text, "agent") == 0) {
+        Kvf__Test__V1__Note answer = KVF__TEST__V1__NOTE__INIT;
+        kvf_span value = {0};
+        answer.number = kvf_rpc_call_metadata(call, "no-such-key", &value);
+        KVF_ASSERT(kvf_rpc_call_metadata(call, "user-agent", &value));
+        answer.payload = kvf_proto_bytes(value.data, value.len_bytes);
+        kvf_rpc_reply(call, &answer.base);
     } else {
         kvf_rpc_reply(call, message);
         KVF_ASSERT(kvf_rpc_reply(call, message) == KVF_ERR_GONE);
@@ -166,8 +173,7 @@ static void count(void *self, kvf_rpc_call *call, const ProtobufCMessage *messag
     c->request = *(const Kvf__Test__V1__CountRequest *)(const void *)message;
     kvf_rpc_call_bind(call, &count_ops, c);
     if (c->request.wait) {
-        Kvf__Test__V1__Note note = KVF__TEST__V1__NOTE__INIT;
-        kvf_rpc_stream_push(call, &note.base);
+        kvf_rpc_stream_push_packed(call, (kvf_span){0}); /* the empty note */
         hold(c->f, call);
         return;
     }

@@ -63,7 +63,44 @@ static void unary_call_is_answered(void **state) {
     assert_int_equal(ask(&f, "peer", 60000, &answer, NULL), KVF_OK);
     assert_memory_equal(answer->text, "ipv4:127.0.0.1:", 15);
     kvf_rpc_message_free(&answer->base);
-    assert_true(box_wait(&f.box, &f.released, 2));
+    assert_int_equal(ask(&f, "agent", 60000, &answer, NULL), KVF_OK);
+    assert_int_equal(answer->number, 0);
+    assert_true(answer->payload.len > 4);
+    assert_memory_equal(answer->payload.data, "grpc", 4);
+    kvf_rpc_message_free(&answer->base);
+    assert_true(box_wait(&f.box, &f.released, 3));
+    fixture_stop(&f);
+}
+
+/* A few wire bytes per sub-message ask for a hundred bytes of memory each: the server does not go along. */
+static void inflated_message_is_refused(void **state) {
+    enum { EMPTY_MESSAGES = 1 << 20 };
+    fixture f;
+    kvf_rpc_result r;
+    fixture_start(&f, NULL);
+    kvf_rpc_method method = *fixture_methods(&f, (kvf_rpc_method[3]){0});
+    method.service = &kvferry__v1__inference__descriptor;
+    method.name = "Complete";
+    const char *listen = "127.0.0.1:0";
+    kvf_rpc_server_opts opts = {.listen = &listen, .listen_count = 1, .methods = &method, .method_count = 1};
+    kvf_rpc_server *server;
+    assert_int_equal(kvf_rpc_server_start(f.rt, &opts, &server, NULL), KVF_OK);
+    kvf_rpc_channel *channel = fixture_channel(&f, kvf_rpc_server_address(server, 0));
+    Kvferry__V1__GenerateRequest request = KVFERRY__V1__GENERATE_REQUEST__INIT;
+    Kvferry__V1__ChatInput chat = KVFERRY__V1__CHAT_INPUT__INIT;
+    Kvferry__V1__ChatMessage empty = KVFERRY__V1__CHAT_MESSAGE__INIT;
+    chat.n_messages = EMPTY_MESSAGES;
+    chat.messages = malloc(EMPTY_MESSAGES * sizeof *chat.messages);
+    for (size_t i = 0; i < EMPTY_MESSAGES; i++) chat.messages[i] = &empty;
+    request.input_case = KVFERRY__V1__GENERATE_REQUEST__INPUT_CHAT;
+    request.chat = &chat;
+    ProtobufCMessage *message;
+    kvf_status status = kvf_rpc_unary(
+        channel, &kvferry__v1__inference__descriptor, "Complete", &request.base, KVF_RPC_NO_DEADLINE, &message, &r);
+    assert_int_equal(status, KVF_ERR_INVALID);
+    free(chat.messages);
+    kvf_rpc_channel_destroy(channel);
+    kvf_rpc_server_shutdown(server, 0);
     fixture_stop(&f);
 }
 
@@ -364,6 +401,7 @@ static void utf8_is_judged_by_the_table(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unary_call_is_answered),
+        cmocka_unit_test(inflated_message_is_refused),
         cmocka_unit_test(errors_carry_their_details),
         cmocka_unit_test(dropped_call_fails_instead_of_hanging),
         cmocka_unit_test(stream_of_10000_comes_in_order),

@@ -43,7 +43,9 @@ static void on_writable(kvf_rpc_session *session, void *user) {
 
 static void on_closed(kvf_rpc_session *session, void *user, const kvf_rpc_result *result) {
     peer *p = user;
+    pthread_mutex_lock(&p->box.lock); /* sessions of several loops share one peer */
     p->result = *result;
+    pthread_mutex_unlock(&p->box.lock);
     box_add(&p->box, &p->closed, 1);
 }
 
