@@ -82,6 +82,17 @@ fresh
 { echo "/* $(printf '%0113d' 7)é */"; } >node/shell/a.c # 120 characters, more bytes
 "$here"/list_sources.sh | "$check" allow.txt >out || { echo "120 characters do not pass:"; cat out; bad=1; }
 
+fresh
+echo 'columns node/shell/a.c - 2' >>allow.txt
+for n in 0 2; do # a ceiling, needed or not
+    i=0
+    : >node/shell/a.c
+    while [ $i -lt $n ]; do echo "/* $long */" >>node/shell/a.c; i=$((i + 1)); done
+    "$here"/list_sources.sh | "$check" allow.txt >out || { echo "$n long lines of 2 allowed do not pass:"; cat out; bad=1; }
+done
+echo "/* $long */" >>node/shell/a.c
+expect node/shell/a.c 1 'may only shrink'
+
 long_function() { # long_function LINES
     echo 'int kvf_long(int a,'
     echo '    int b) {'
