@@ -265,7 +265,7 @@ kvf_status kvf_rpc_reply(kvf_rpc_call *call, const ProtobufCMessage *message) {
 }
 
 kvf_status kvf_rpc_fail(kvf_rpc_call *call, kvf_rpc_code code, const kvf_rpc_details *details, const char *fmt, ...) {
-    char text[1024];
+    char text[512]; /* gRPC takes 8 KiB of trailers, and the text goes out up to three times */
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
