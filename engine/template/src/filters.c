@@ -422,7 +422,13 @@ static bool f_join(tm_run *r, tm_call *c, tm_value *out) { /* d attribute */
     return kvf_tm_str_join(r, glue, read, true, &text) && done_str(text, out);
 }
 
-/* ---- map, select, reject: they take the name of another filter or test ---- */
+/* ---- map, select, reject: they take the name of another filter or test; what is false has no items for them, not even
+ * None ---- */
+static bool iterate_if_true(tm_run *r, const tm_call *c, tm_list **l) {
+    if (kvf_tm_truth(&c->self)) return iterate(r, c, l);
+    return (*l = kvf_tm_list_new(r, 0, kvf_tm_trust_of(&c->self))) != NULL;
+}
+
 static const tm_value *keyword(const tm_call *c, const char *name) {
     for (uint32_t i = 0; i < c->keyword_count; i++)
         if (tm_str_is(c->keywords[i].name, name)) return &c->keywords[i].value;
@@ -432,7 +438,7 @@ static const tm_value *keyword(const tm_call *c, const char *name) {
 static bool f_map(tm_run *r, tm_call *c, tm_value *out) {
     tm_list *l, *mapped;
     const tm_value *attribute = keyword(c, "attribute"), *otherwise = keyword(c, "default");
-    if (!iterate(r, c, &l) || !(mapped = kvf_tm_list_new(r, l->count, l->trusted))) return false;
+    if (!iterate_if_true(r, c, &l) || !(mapped = kvf_tm_list_new(r, l->count, l->trusted))) return false;
     const tm_builtin *filter = NULL;
     if (!attribute) {
         if (c->pos_count == 0 || c->pos[0].kind != TM_STRING)
@@ -470,7 +476,7 @@ static bool select_items(tm_run *r, tm_call *c, bool with_attribute, bool keep, 
     uint32_t skip = with_attribute;
     const tm_builtin *test = NULL;
     if (c->pos_count < skip) return kvf_tm_fail(r, KVF_ERR_FORMAT, "an attribute is missing");
-    if (!iterate(r, c, &l) || !(kept = kvf_tm_list_new(r, 0, l->trusted))) return false;
+    if (!iterate_if_true(r, c, &l) || !(kept = kvf_tm_list_new(r, 0, l->trusted))) return false;
     if (c->pos_count > skip) {
         const tm_value *name = &c->pos[skip++];
         test = name->kind == TM_STRING ? kvf_tm_test_find(name->u.s->data, name->u.s->len) : NULL;

@@ -114,6 +114,7 @@ static void filters_methods_and_json(void **state) {
     expect("{{ '5'|int + 1 }}{{ 'x'|int(9) }}{{ '2.5'|float }}{{ 2.5|round }}{{ 7|round }}{{ nothing|default('d') }}{{ "
            "''|d('e', true) }}",
         NULL, "692.52.07de");
+    expect("{{ none|map('upper')|list }}{{ none|selectattr('x')|list }}", NULL, "[][]"); /* false has no items */
     expect("{{ strftime_now('%d %b %Y') }}", NULL, "14 Nov 2023");
 }
 
