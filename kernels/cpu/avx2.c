@@ -55,12 +55,13 @@ LANES_INLINE void q_tile(kvf_pack_kind kind, const int ROWS, const kvf_packed *w
     size_t q_stride = (size_t)x->groups * KVF_GROUP;
     const int8_t *q = x->q + row * q_stride;
     const kvf_group_scale *scale = x->scale + (size_t)row * x->groups;
-    const uint8_t *base = w->data + panel * w->panel_bytes;
+    const uint32_t bytes = group_bytes_of(kind);
+    const uint8_t *group = w->data + panel / 2 * w->pair_bytes;
     v16 acc[Q_ROWS];
     UNROLL for (int t = 0; t < ROWS; t++) acc[t] = v16_zero();
-    for (uint32_t g = 0; g < w->groups; g++, q += KVF_GROUP, scale++) {
-        const uint8_t *at = base + g * (kind == KVF_PACK_Q4 ? 320 : kind == KVF_PACK_Q4F ? 384 : (size_t)512);
-        const uint8_t *scales = kind == KVF_PACK_Q8 ? base + (size_t)w->groups * 512 + 32 * (size_t)g : at + 256;
+    for (uint32_t g = 0; g < w->groups; g++, q += KVF_GROUP, scale++, group += bytes) {
+        const uint8_t *at = group + kvf_codes_offset(kind, bytes, panel);
+        const uint8_t *scales = group + kvf_scales_offset(kind, bytes, panel);
         const float *wide = (const float *)(const void *)scales;
         __m256i dot[Q_ROWS][2];
         if (kind == KVF_PACK_Q8)

@@ -160,22 +160,27 @@ LANES_INLINE void f_group(kvf_pack_kind kind, const int ROWS, const int PANELS, 
     }
 }
 
+LANES_INLINE uint32_t group_bytes_of(kvf_pack_kind kind) { /* a constant where the kind is one */
+    return kind == KVF_PACK_Q4    ? 640
+           : kind == KVF_PACK_Q4F ? 768
+           : kind == KVF_PACK_Q8  ? 1088
+           : kind == KVF_PACK_F32 ? 4096
+                                  : 2048;
+}
+
 /* ROWS rows against PANELS panels over all of k. */
 LANES_INLINE void f_tile(kvf_pack_kind kind, const int ROWS, const int PANELS, const kvf_packed *w, const float *x,
     size_t stride, uint32_t panel, uint32_t first_panel, uint32_t first_row, const kvf_product *out) {
     v16 acc[F_ROWS][F_PANELS];
     UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) acc[t][p] = v16_zero();
-    size_t bytes = kind == KVF_PACK_Q4    ? 320
-                   : kind == KVF_PACK_Q4F ? 384
-                   : kind == KVF_PACK_F32 ? 2048
-                   : kind == KVF_PACK_Q8  ? 512
-                                          : 1024;
+    const uint32_t bytes = group_bytes_of(kind);
     for (uint32_t g = 0; g < w->groups; g++) {
         const uint8_t *at[F_PANELS], *scales[F_PANELS];
         UNROLL for (int p = 0; p < PANELS; p++) {
-            const uint8_t *base = w->data + (panel + (uint32_t)p) * w->panel_bytes;
-            at[p] = base + g * bytes;
-            scales[p] = kind == KVF_PACK_Q8 ? base + (size_t)w->groups * 512 + 32 * (size_t)g : at[p] + 256;
+            uint32_t index = panel + (uint32_t)p;
+            const uint8_t *group = w->data + index / 2 * w->pair_bytes + (size_t)g * bytes;
+            at[p] = group + kvf_codes_offset(kind, bytes, index);
+            scales[p] = group + kvf_scales_offset(kind, bytes, index);
         }
         f_group(kind, ROWS, PANELS, at, scales, x + (size_t)g * KVF_GROUP, stride, acc);
     }
@@ -200,6 +205,7 @@ LANES_INLINE void f_panels(kvf_pack_kind kind, const int PANELS, const kvf_packe
 LANES_INLINE void f_matrix(kvf_pack_kind kind, const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows,
     uint32_t panel, uint32_t panels, const kvf_product *out) {
     uint32_t p = panel, end = panel + panels;
+    if (F_PANELS == 2 && p % 2 && p < end) f_panels(kind, 1, w, x, row, rows, p++, panel, out);
     for (; p + F_PANELS <= end; p += F_PANELS) f_panels(kind, F_PANELS, w, x, row, rows, p, panel, out);
     for (; p < end; p++) f_panels(kind, 1, w, x, row, rows, p, panel, out);
 }

@@ -72,69 +72,75 @@ static void quantise(const float *x, uint32_t count, int8_t *q, kvf_group_scale 
 static float half_at(const uint8_t *p, uint32_t index) { return kvf_f16_to_f32(kvf_get_le16(p + 2 * index)); }
 static float f32_at(const uint8_t *p, uint32_t index) { return bits_to_f32(kvf_get_le32(p + 4 * index)); }
 
-/* Code, scale and minimum of one packed weight. */
-static int32_t packed_code(const kvf_packed *w, const uint8_t *panel, uint32_t lane, uint32_t k) {
-    uint32_t g = k / KVF_GROUP, i = k % KVF_GROUP;
-    if (w->kind == KVF_PACK_Q8) return panel[g * 512 + 64 * (i / 4) + 4 * lane + i % 4] - 128;
-    const uint8_t *group = panel + (size_t)g * (w->kind == KVF_PACK_Q4 ? 320 : 384);
-    uint32_t byte = group[64 * (i % 16 / 4) + 4 * lane + i % 4];
+/* One packed weight: output o, index k. */
+static const uint8_t *group_at(const kvf_packed *w, uint32_t o, uint32_t g) {
+    return w->data + o / (2 * KVF_PANEL) * w->pair_bytes + (size_t)g * w->group_bytes;
+}
+static int32_t packed_code(const kvf_packed *w, uint32_t o, uint32_t k) {
+    uint32_t i = k % KVF_GROUP, lane = o % KVF_PANEL, panel = o / KVF_PANEL % 2;
+    const uint8_t *group = group_at(w, o, k / KVF_GROUP);
+    if (w->kind == KVF_PACK_Q8) return group[512 * panel + 64 * (i / 4) + 4 * lane + i % 4] - 128;
+    uint32_t byte = group[w->group_bytes / 2 * panel + 64 * (i % 16 / 4) + 4 * lane + i % 4];
     return (int32_t)(i < 16 ? byte & 15 : byte >> 4);
 }
-static void packed_scale(const kvf_packed *w, const uint8_t *panel, uint32_t lane, uint32_t g, float *d, float *m) {
-    *m = 0;
+static void packed_scale(const kvf_packed *w, uint32_t o, uint32_t g, float *d, float *m) {
+    uint32_t lane = o % KVF_PANEL, panel = o / KVF_PANEL % 2;
+    const uint8_t *group = group_at(w, o, g), *scales = group + w->group_bytes / 2 * panel + 256;
     if (w->kind == KVF_PACK_Q4) {
-        *d = half_at(panel + (size_t)g * 320 + 256, lane);
-        *m = half_at(panel + (size_t)g * 320 + 288, lane);
+        *d = half_at(scales, lane);
+        *m = half_at(scales + 32, lane);
     } else if (w->kind == KVF_PACK_Q4F) {
-        *d = f32_at(panel + (size_t)g * 384 + 256, lane);
-        *m = f32_at(panel + (size_t)g * 384 + 320, lane);
+        *d = f32_at(scales, lane);
+        *m = f32_at(scales + 64, lane);
     } else {
-        *d = half_at(panel + (size_t)w->groups * 512 + 32 * (size_t)g, lane);
+        *d = half_at(group + 1024 + 32 * panel, lane);
+        *m = 0;
     }
 }
 
-static float packed_weight(const kvf_packed *w, const uint8_t *panel, uint32_t lane, uint32_t k) {
+static float packed_weight(const kvf_packed *w, uint32_t o, uint32_t k) {
+    const uint8_t *panel = group_at(w, o, k / KVF_GROUP) + w->group_bytes / 2 * (o / KVF_PANEL % 2);
+    uint32_t index = k % KVF_GROUP * KVF_PANEL + o % KVF_PANEL;
     switch (w->kind) {
-    case KVF_PACK_F16: return half_at(panel, k * KVF_PANEL + lane);
-    case KVF_PACK_BF16: return bits_to_f32((uint32_t)kvf_get_le16(panel + 2 * (size_t)(k * KVF_PANEL + lane)) << 16);
-    case KVF_PACK_F32: return f32_at(panel, k * KVF_PANEL + lane);
+    case KVF_PACK_F16: return half_at(panel, index);
+    case KVF_PACK_BF16: return bits_to_f32((uint32_t)kvf_get_le16(panel + 2 * (size_t)index) << 16);
+    case KVF_PACK_F32: return f32_at(panel, index);
     default: break;
     }
     float d, m;
-    packed_scale(w, panel, lane, k / KVF_GROUP, &d, &m);
-    return fmaf((float)packed_code(w, panel, lane, k), d, m);
+    packed_scale(w, o, k / KVF_GROUP, &d, &m);
+    return fmaf((float)packed_code(w, o, k), d, m);
 }
 
-static float dot_f(const kvf_packed *w, const uint8_t *panel, uint32_t lane, const kvf_rows *x, uint32_t row) {
+static float dot_f(const kvf_packed *w, uint32_t o, const kvf_rows *x, uint32_t row) {
     const float *values = x->f32 + row * x->f32_stride;
     float acc = 0;
-    for (uint32_t k = 0; k < w->groups * KVF_GROUP; k++) acc = fmaf(values[k], packed_weight(w, panel, lane, k), acc);
+    for (uint32_t k = 0; k < w->groups * KVF_GROUP; k++) acc = fmaf(values[k], packed_weight(w, o, k), acc);
     return acc;
 }
 
-static float dot_q(const kvf_packed *w, const uint8_t *panel, uint32_t lane, const kvf_rows *x, uint32_t row) {
+static float dot_q(const kvf_packed *w, uint32_t o, const kvf_rows *x, uint32_t row) {
     const int8_t *q = x->q + (size_t)row * x->groups * KVF_GROUP;
     const kvf_group_scale *scale = x->scale + (size_t)row * x->groups;
     float acc = 0;
     for (uint32_t g = 0; g < w->groups; g++) {
         int32_t dot = 0;
-        for (uint32_t k = g * KVF_GROUP; k < (g + 1) * KVF_GROUP; k++) dot += q[k] * packed_code(w, panel, lane, k);
+        for (uint32_t k = g * KVF_GROUP; k < (g + 1) * KVF_GROUP; k++) dot += q[k] * packed_code(w, o, k);
         float d, m;
-        packed_scale(w, panel, lane, g, &d, &m);
+        packed_scale(w, o, g, &d, &m);
         if (w->kind != KVF_PACK_Q8) acc = fmaf(m, scale[g].us, acc);
         acc = fmaf((float)dot * d, scale[g].s, acc);
     }
     return acc;
 }
 
-typedef float (*dot_fn)(const kvf_packed *w, const uint8_t *panel, uint32_t lane, const kvf_rows *x, uint32_t row);
+typedef float (*dot_fn)(const kvf_packed *w, uint32_t o, const kvf_rows *x, uint32_t row);
 static void matmul(dot_fn dot, const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
     uint32_t panels, const kvf_product *out) {
     uint32_t output_end = KVF_MIN((panel + panels) * KVF_PANEL, w->outputs);
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t o = panel * KVF_PANEL; o < output_end; o++) {
-            const uint8_t *data = w->data + o / KVF_PANEL * w->panel_bytes;
-            float v = dot(w, data, o % KVF_PANEL, x, row + r), *y = out->y + r * out->stride + (o - panel * KVF_PANEL);
+            float v = dot(w, o, x, row + r), *y = out->y + r * out->stride + (o - panel * KVF_PANEL);
             *y = out->add ? *y + v : v;
         }
     }

@@ -10,6 +10,14 @@ extern const kvf_kernel_ops kvf_kernels_avx512;
 extern const kvf_kernel_ops kvf_kernels_avx512_vnni;
 #endif
 
+/* Where the codes (or values) and the scales of one panel lie inside a group of its pair. */
+static inline size_t kvf_codes_offset(kvf_pack_kind kind, uint32_t group_bytes, uint32_t panel) {
+    return panel % 2 * (kind == KVF_PACK_Q8 ? (size_t)512 : group_bytes / 2);
+}
+static inline size_t kvf_scales_offset(kvf_pack_kind kind, uint32_t group_bytes, uint32_t panel) {
+    return kind == KVF_PACK_Q8 ? 1024 + panel % 2 * (size_t)32 : panel % 2 * (size_t)(group_bytes / 2) + 256;
+}
+
 /* exp(x): n = nearest(x log2 e), r = x - n ln2, p = Taylor to r^7 by Horner with fma, p * 2^n. Below MIN the result is
  * 0; above MAX it stays at exp(MAX). Adding MAGIC = 1.5 * 2^23 rounds to an integer and leaves it in the low bits. */
 #define KVF_EXP_MIN (-87.0f)

@@ -1,25 +1,22 @@
-/* Packing: from rows as the file holds them to panels of 16 outputs (layouts: kvf/kernels.h). Done once at load, in
- * plain C; a panel depends on nothing but its rows, so threads take panels in any order and the image is the same
- * everywhere.
+/* Packing: from rows as the file holds them to pairs of panels (layouts: kvf/kernels.h). Done once at load, in plain C;
+ * a pair depends on nothing but its rows, so threads take pairs in any order and the image is the same everywhere.
  *
  * Q4 group of one panel: vector j (0..3) of 64 bytes holds, at byte 4*o+i, the codes of output o for k = 4j+i (low
  * nibble) and k = 16+4j+i (high nibble). That is the nibble order of Q4_0 and Q4_1 blocks, so their bytes move in
- * fours. Q8 group: vector g (0..7), byte 4*o+i: code of k = 4g+i, plus 128. */
-#include "kvf/kernels.h"
+ * fours. Q8 group: vector g (0..7), byte 4*o+i: code of k = 4g+i, plus 128. Plain kinds: [k][16 outputs]. */
+#include "kernels_int.h"
 #include <math.h>
 
-enum { Q4_BYTES = 256, Q8_BYTES = 512 };
-
-static size_t group_bytes(kvf_pack_kind kind) {
+static uint32_t group_bytes_of(kvf_pack_kind kind) { /* of a pair of panels */
     switch (kind) {
-    case KVF_PACK_Q4: return Q4_BYTES + 64;
-    case KVF_PACK_Q4F: return Q4_BYTES + 128;
-    case KVF_PACK_Q8: return Q8_BYTES + 32;
+    case KVF_PACK_Q4: return 2 * (256 + 64);
+    case KVF_PACK_Q4F: return 2 * (256 + 128);
+    case KVF_PACK_Q8: return 2 * (512 + 32);
     case KVF_PACK_F16:
-    case KVF_PACK_BF16: return KVF_GROUP * KVF_PANEL * 2;
+    case KVF_PACK_BF16: return 2 * KVF_GROUP * KVF_PANEL * 2;
     case KVF_PACK_F32: break;
     }
-    return KVF_GROUP * KVF_PANEL * 4;
+    return 2 * KVF_GROUP * KVF_PANEL * 4;
 }
 
 /* Q4_0 is d*(q-8): as d*q + m it needs m = -8d to be a half, which it is unless that overflows. */
@@ -42,13 +39,15 @@ void kvf_pack_plan(kvf_packed *p, kvf_dtype type, const void *src, uint32_t outp
     case KVF_DTYPE_BF16: kind = KVF_PACK_BF16; break;
     default: break;
     }
-    uint32_t groups = (uint32_t)kvf_div_up(inputs, KVF_GROUP);
+    uint32_t groups = (uint32_t)kvf_div_up(inputs, KVF_GROUP), group_bytes = group_bytes_of(kind);
     *p = (kvf_packed){.kind = kind,
         .outputs = outputs,
         .inputs = inputs,
         .panels = (uint32_t)kvf_div_up(outputs, KVF_PANEL),
         .groups = groups,
-        .panel_bytes = kvf_align_up(groups * group_bytes(kind), 64)};
+        .pairs = (uint32_t)kvf_div_up(outputs, 2 * KVF_PANEL),
+        .group_bytes = group_bytes,
+        .pair_bytes = (size_t)groups * group_bytes};
 }
 
 size_t kvf_pack_scratch_bytes(const kvf_packed *p) { return (size_t)p->groups * KVF_GROUP * sizeof(float); }
@@ -58,16 +57,22 @@ static size_t row_bytes(kvf_dtype type, uint32_t inputs) {
     return (size_t)inputs / info->block_values * info->block_bytes;
 }
 
-static void pack_q4_row(const kvf_packed *p, kvf_dtype type, const uint8_t *src, uint32_t lane, uint8_t *panel) {
+/* One row into lane `lane` of the panel whose codes and scales start at these places of each group. */
+typedef struct {
+    uint8_t *codes, *scales;
+    uint32_t lane;
+} place;
+
+static void pack_q4_row(const kvf_packed *p, kvf_dtype type, const uint8_t *src, place to) {
     bool has_min = type == KVF_DTYPE_Q4_1;
     uint32_t header = has_min ? 4 : 2;
     for (uint32_t g = 0; g < p->groups; g++, src += header + 16) {
-        uint8_t *at = panel + (size_t)g * (Q4_BYTES + 64);
         uint16_t d = kvf_get_le16(src);
         uint16_t m = has_min ? kvf_get_le16(src + 2) : kvf_f32_to_f16(-8.0f * kvf_f16_to_f32(d));
-        for (uint32_t j = 0; j < 4; j++) memcpy(at + 64 * j + 4 * lane, src + header + 4 * j, 4);
-        memcpy(at + Q4_BYTES + 2 * lane, &d, 2);
-        memcpy(at + Q4_BYTES + 32 + 2 * lane, &m, 2);
+        size_t at = (size_t)g * p->group_bytes;
+        for (uint32_t j = 0; j < 4; j++) memcpy(to.codes + at + 64 * j + 4 * to.lane, src + header + 4 * j, 4);
+        memcpy(to.scales + at + 2 * to.lane, &d, 2);
+        memcpy(to.scales + at + 32 + 2 * to.lane, &m, 2);
     }
 }
 
@@ -82,10 +87,10 @@ static void q4_k_scale(const uint8_t *s, uint32_t index, uint32_t *scale, uint32
     }
 }
 
-static void pack_q4_k_row(const kvf_packed *p, const uint8_t *src, uint32_t lane, uint8_t *panel) {
+static void pack_q4_k_row(const kvf_packed *p, const uint8_t *src, place to) {
     for (uint32_t g = 0; g < p->groups; g++) {
         const uint8_t *block = src + (size_t)(g / 8) * 144;
-        uint8_t *at = panel + (size_t)g * (Q4_BYTES + 128);
+        size_t at = (size_t)g * p->group_bytes;
         uint32_t scale, min, shift = g % 2 * 4;
         q4_k_scale(block + 4, g % 8, &scale, &min);
         float d = kvf_f16_to_f32(kvf_get_le16(block)) * (float)scale;
@@ -93,47 +98,55 @@ static void pack_q4_k_row(const kvf_packed *p, const uint8_t *src, uint32_t lane
         const uint8_t *codes = block + 16 + (size_t)(g % 8 / 2) * 32;
         for (uint32_t k = 0; k < 16; k++) {
             uint32_t low = codes[k] >> shift & 15, high = codes[16 + k] >> shift & 15;
-            at[64 * (k / 4) + 4 * lane + k % 4] = (uint8_t)(low | high << 4);
+            to.codes[at + 64 * (k / 4) + 4 * to.lane + k % 4] = (uint8_t)(low | high << 4);
         }
-        memcpy(at + Q4_BYTES + 4 * lane, &d, 4);
-        memcpy(at + Q4_BYTES + 64 + 4 * lane, &m, 4);
+        memcpy(to.scales + at + 4 * to.lane, &d, 4);
+        memcpy(to.scales + at + 64 + 4 * to.lane, &m, 4);
     }
 }
 
-static void pack_q8_row(const kvf_packed *p, const uint8_t *src, uint32_t lane, uint8_t *panel) {
-    uint8_t *scales = panel + (size_t)p->groups * Q8_BYTES;
+static void pack_q8_row(const kvf_packed *p, const uint8_t *src, place to) {
     for (uint32_t g = 0; g < p->groups; g++, src += 34) {
-        uint8_t *at = panel + (size_t)g * Q8_BYTES;
-        for (uint32_t k = 0; k < KVF_GROUP; k++) at[64 * (k / 4) + 4 * lane + k % 4] = (uint8_t)(src[2 + k] + 128);
-        memcpy(scales + 32 * g + 2 * lane, src, 2);
+        uint8_t *codes = to.codes + (size_t)g * p->group_bytes;
+        for (uint32_t k = 0; k < KVF_GROUP; k++)
+            codes[64 * (k / 4) + 4 * to.lane + k % 4] = (uint8_t)(src[2 + k] + 128);
+        memcpy(to.scales + (size_t)g * p->group_bytes + 2 * to.lane, src, 2);
     }
 }
 
-static void pack_plain_row(const kvf_packed *p, const uint8_t *src, size_t size, uint32_t lane, uint8_t *panel) {
-    for (uint32_t k = 0; k < p->inputs; k++)
-        memcpy(panel + ((size_t)k * KVF_PANEL + lane) * size, src + k * size, size);
+static void pack_plain_row(const kvf_packed *p, const uint8_t *src, size_t size, place to) {
+    for (uint32_t k = 0; k < p->inputs; k++) {
+        size_t at = (size_t)(k / KVF_GROUP) * p->group_bytes + (k % KVF_GROUP * KVF_PANEL + to.lane) * size;
+        memcpy(to.codes + at, src + k * size, size);
+    }
 }
 
-void kvf_pack_panels(
+static void pack_row(const kvf_packed *p, kvf_dtype type, const uint8_t *row, place to, void *scratch) {
+    switch (p->kind) {
+    case KVF_PACK_Q4: pack_q4_row(p, type, row, to); break;
+    case KVF_PACK_Q4F: pack_q4_k_row(p, row, to); break;
+    case KVF_PACK_Q8: pack_q8_row(p, row, to); break;
+    case KVF_PACK_F16:
+    case KVF_PACK_BF16: pack_plain_row(p, row, 2, to); break;
+    case KVF_PACK_F32:
+        kvf_dequant_row(type, row, (float *)scratch, p->inputs);
+        pack_plain_row(p, (const uint8_t *)scratch, 4, to);
+        break;
+    }
+}
+
+void kvf_pack_pairs(
     const kvf_packed *p, kvf_dtype type, const void *src, uint32_t begin, uint32_t end, uint8_t *dst, void *scratch) {
     size_t stride = row_bytes(type, p->inputs);
-    for (uint32_t panel = begin; panel < end; panel++, dst += p->panel_bytes) {
-        memset(dst, 0, p->panel_bytes);
-        for (uint32_t lane = 0; lane < KVF_PANEL; lane++) {
-            uint32_t output = panel * KVF_PANEL + lane;
-            if (output >= p->outputs) break;
-            const uint8_t *row = (const uint8_t *)src + (size_t)output * stride;
-            switch (p->kind) {
-            case KVF_PACK_Q4: pack_q4_row(p, type, row, lane, dst); break;
-            case KVF_PACK_Q4F: pack_q4_k_row(p, row, lane, dst); break;
-            case KVF_PACK_Q8: pack_q8_row(p, row, lane, dst); break;
-            case KVF_PACK_F16:
-            case KVF_PACK_BF16: pack_plain_row(p, row, 2, lane, dst); break;
-            case KVF_PACK_F32:
-                kvf_dequant_row(type, row, (float *)scratch, p->inputs);
-                pack_plain_row(p, (const uint8_t *)scratch, 4, lane, dst);
-                break;
-            }
+    for (uint32_t pair = begin; pair < end; pair++, dst += p->pair_bytes) {
+        memset(dst, 0, p->pair_bytes);
+        uint32_t first = pair * 2 * KVF_PANEL, last = KVF_MIN(first + 2 * KVF_PANEL, p->outputs);
+        for (uint32_t output = first; output < last; output++) {
+            uint32_t panel = output / KVF_PANEL;
+            place to = {.codes = dst + kvf_codes_offset(p->kind, p->group_bytes, panel),
+                .scales = dst + kvf_scales_offset(p->kind, p->group_bytes, panel),
+                .lane = output % KVF_PANEL};
+            pack_row(p, type, (const uint8_t *)src + (size_t)output * stride, to, scratch);
         }
     }
 }

@@ -6,7 +6,15 @@
  * pages only. */
 #include "engine_int.h"
 
-enum { PANELS_A_TASK = 2, ROWS_A_TASK = 240, ROWS_A_GRAIN = 8 };
+enum { PAIRS_A_TASK_MAX = 8, ROWS_A_TASK = 240, ROWS_A_GRAIN = 8, FEW_ROWS = 48 };
+
+/* Pairs of panels in one task. With few rows a step reads weights from memory, and long straight reads are faster; with
+ * many it computes, and small tasks balance better. */
+static uint32_t pairs_a_task(const kvf_engine *e, uint32_t pairs, uint32_t rows) {
+    if (rows > FEW_ROWS) return 1;
+    uint32_t share = pairs / (kvf_pool_threads(e->pool) * 3);
+    return share < 1 ? 1 : share > PAIRS_A_TASK_MAX ? PAIRS_A_TASK_MAX : share;
+}
 
 static kvf_rows rows_of(const kvf_activations *a) {
     return (kvf_rows){
@@ -67,11 +75,13 @@ typedef struct {
 typedef struct {
     kvf_engine *e;
     const kvf_activations *in;
-    uint32_t rows, row_tasks, products_count;
+    uint32_t rows, row_tasks, pairs, products_count; /* pairs: of one task */
     product products[3];
 } products_job;
 
-static uint32_t panel_tasks(const kvf_packed *w) { return (uint32_t)kvf_div_up(w->panels, PANELS_A_TASK); }
+static uint32_t pair_tasks(const products_job *job, const kvf_packed *w) {
+    return (uint32_t)kvf_div_up(w->pairs, job->pairs);
+}
 
 static void multiply(const kvf_engine *e, const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows,
     uint32_t panel, uint32_t panels, const kvf_product *out) {
@@ -83,18 +93,20 @@ static void products_task(void *context, uint32_t task, uint32_t thread) {
     const products_job *job = context;
     const product *p = job->products;
     uint32_t row = task % job->row_tasks * ROWS_A_TASK, panel = task / job->row_tasks;
-    for (; panel >= panel_tasks(p->w); p++) panel -= panel_tasks(p->w);
-    panel *= PANELS_A_TASK;
+    for (; panel >= pair_tasks(job, p->w); p++) panel -= pair_tasks(job, p->w);
+    panel *= 2 * job->pairs;
     kvf_product out = p->out;
     out.y += row * out.stride + (size_t)panel * KVF_PANEL;
     kvf_rows x = rows_of(job->in);
     multiply(job->e, p->w, &x, row, KVF_MIN(job->rows - row, (uint32_t)ROWS_A_TASK), panel,
-        KVF_MIN(p->w->panels - panel, (uint32_t)PANELS_A_TASK), &out);
+        KVF_MIN(p->w->panels - panel, 2 * job->pairs), &out);
 }
 static void run_products(products_job *job) {
     job->row_tasks = (uint32_t)kvf_div_up(job->rows, ROWS_A_TASK);
-    uint32_t tasks = 0;
-    for (uint32_t i = 0; i < job->products_count; i++) tasks += panel_tasks(job->products[i].w) * job->row_tasks;
+    uint32_t tasks = 0, pairs = 0;
+    for (uint32_t i = 0; i < job->products_count; i++) pairs += job->products[i].w->pairs;
+    job->pairs = pairs_a_task(job->e, pairs, job->rows);
+    for (uint32_t i = 0; i < job->products_count; i++) tasks += pair_tasks(job, job->products[i].w) * job->row_tasks;
     kvf_pool_run(job->e->pool, products_task, job, tasks);
 }
 
@@ -212,7 +224,7 @@ static void attend(kvf_engine *e, uint32_t layer) {
 typedef struct {
     kvf_engine *e;
     const kvf_layer_weights *w;
-    uint32_t row_tasks;
+    uint32_t row_tasks, pairs; /* pairs: of one task */
 } ffn_job;
 
 static void ffn_tile(const ffn_job *job, uint32_t pair, uint32_t row, uint32_t rows, float *scratch) {
@@ -246,14 +258,16 @@ static void ffn_tile(const ffn_job *job, uint32_t pair, uint32_t row, uint32_t r
 
 static void ffn_task(void *context, uint32_t task, uint32_t thread) {
     const ffn_job *job = context;
-    uint32_t row = task % job->row_tasks * ROWS_A_TASK, end = KVF_MIN(row + ROWS_A_TASK, job->e->rows_count);
-    for (; row < end; row += KVF_FFN_ROWS)
-        ffn_tile(
-            job, task / job->row_tasks, row, KVF_MIN(end - row, (uint32_t)KVF_FFN_ROWS), scratch_of(job->e, thread));
+    uint32_t first = task % job->row_tasks * ROWS_A_TASK, end = KVF_MIN(first + ROWS_A_TASK, job->e->rows_count);
+    uint32_t pair = task / job->row_tasks * job->pairs, pair_end = KVF_MIN(pair + job->pairs, job->w->gate.pairs);
+    for (; pair < pair_end; pair++)
+        for (uint32_t row = first; row < end; row += KVF_FFN_ROWS)
+            ffn_tile(job, pair, row, KVF_MIN(end - row, (uint32_t)KVF_FFN_ROWS), scratch_of(job->e, thread));
 }
 static void gate_and_up(kvf_engine *e, const kvf_layer_weights *w) {
     ffn_job job = {.e = e, .w = w, .row_tasks = (uint32_t)kvf_div_up(e->rows_count, ROWS_A_TASK)};
-    kvf_pool_run(e->pool, ffn_task, &job, (uint32_t)kvf_div_up(w->gate.panels, 2) * job.row_tasks);
+    job.pairs = pairs_a_task(e, w->gate.pairs, e->rows_count);
+    kvf_pool_run(e->pool, ffn_task, &job, (uint32_t)kvf_div_up(w->gate.pairs, job.pairs) * job.row_tasks);
 }
 
 /* Logits of the rows asked for. Their residual rows move to the front: nothing needs the others any more. */

@@ -16,7 +16,7 @@ static void lay_matrix(layout *l, kvf_packed *p, const kvf_gguf_tensor *t) {
     if (!l->base) kvf_pack_plan(p, t->type, t->data, (uint32_t)t->dims[1], (uint32_t)t->dims[0]);
     l->used = kvf_align_up(l->used, 64);
     if (l->base) p->data = l->base + l->used;
-    l->used += (size_t)p->panels * p->panel_bytes;
+    l->used += (size_t)p->pairs * p->pair_bytes;
 }
 
 static void lay_vector(layout *l, const float **v, const kvf_gguf_tensor *t) {
@@ -59,8 +59,8 @@ static void lay_model(layout *l) {
     lay_vector(l, &m->output_norm, m->spec.output_norm);
 }
 
-/* One task: some panels of one matrix. */
-enum { PACK_PANELS = 16 };
+/* One task: some pairs of panels of one matrix. */
+enum { PACK_PAIRS = 8 };
 typedef struct {
     const kvf_packed *p;
     const kvf_gguf_tensor *t;
@@ -69,20 +69,20 @@ typedef struct {
 
 static void pack_task(void *context, uint32_t task, uint32_t thread) {
     const pack_job *job = context;
-    uint32_t begin = task * PACK_PANELS, end = KVF_MIN(begin + PACK_PANELS, job->p->panels);
+    uint32_t begin = task * PACK_PAIRS, end = KVF_MIN(begin + PACK_PAIRS, job->p->pairs);
     void *scratch = malloc(kvf_pack_scratch_bytes(job->p));
     if (!scratch) {
         atomic_store(job->failed, true);
         return;
     }
-    uint8_t *dst = (uint8_t *)(uintptr_t)job->p->data + begin * job->p->panel_bytes;
-    kvf_pack_panels(job->p, job->t->type, job->t->data, begin, end, dst, scratch);
+    uint8_t *dst = (uint8_t *)(uintptr_t)job->p->data + begin * job->p->pair_bytes;
+    kvf_pack_pairs(job->p, job->t->type, job->t->data, begin, end, dst, scratch);
     free(scratch);
 }
 
 static void pack_matrix(kvf_pool *pool, const kvf_packed *p, const kvf_gguf_tensor *t, _Atomic bool *failed) {
     pack_job job = {p, t, failed};
-    kvf_pool_run(pool, pack_task, &job, (uint32_t)kvf_div_up(p->panels, PACK_PANELS));
+    kvf_pool_run(pool, pack_task, &job, (uint32_t)kvf_div_up(p->pairs, PACK_PAIRS));
 }
 
 static kvf_status pack_model(kvf_model *m, uint32_t threads) {

@@ -25,9 +25,10 @@
 
 /* Packed kinds. Q*: codes and scales, used with 8-bit or f32 activations; the others with f32 activations only. */
 typedef enum {
-    KVF_PACK_Q4, /* per group: 256 bytes of nibbles, d[16], m[16] as f16;  w = d*q + m, q 0..15. 5 bits a weight */
+    KVF_PACK_Q4, /* per group and panel: 256 bytes of nibbles, d[16], m[16] as f16;  w = d*q + m, q 0..15. 5 bits a
+                    weight */
     KVF_PACK_Q4F, /* the same with d, m as f32. 6 bits */
-    KVF_PACK_Q8, /* codes q+128, then all d as f16 behind the codes of the panel; w = d*q. 8.5 bits */
+    KVF_PACK_Q8, /* per group: 512 codes q+128 of each panel, then d[16] as f16 of each; w = d*q. 8.5 bits */
     KVF_PACK_F16,
     KVF_PACK_BF16,
     KVF_PACK_F32
@@ -37,15 +38,17 @@ typedef struct {
     kvf_pack_kind kind;
     uint32_t outputs, inputs; /* rows of the matrix and their length */
     uint32_t panels, groups; /* outputs/16 and inputs/32, rounded up */
-    size_t panel_bytes; /* a multiple of 64 */
-    const uint8_t *data; /* [panels][panel_bytes], aligned to 64 */
+    uint32_t pairs; /* panels/2, rounded up */
+    uint32_t group_bytes; /* of one group of a pair; a multiple of 64 */
+    size_t pair_bytes; /* groups * group_bytes */
+    const uint8_t *data; /* [pairs][groups][group_bytes], aligned to 64 */
 } kvf_packed;
 
 /* Chooses the kind that keeps every weight exactly and fills in all but `data`. `src` holds `outputs` rows. */
 void kvf_pack_plan(kvf_packed *p, kvf_dtype type, const void *src, uint32_t outputs, uint32_t inputs);
-/* Packs panels [begin, end) into dst, the place of panel `begin`. `scratch`: kvf_pack_scratch_bytes. */
+/* Packs pairs [begin, end) into dst, the place of pair `begin`. `scratch`: kvf_pack_scratch_bytes. */
 size_t kvf_pack_scratch_bytes(const kvf_packed *p);
-void kvf_pack_panels(
+void kvf_pack_pairs(
     const kvf_packed *p, kvf_dtype type, const void *src, uint32_t begin, uint32_t end, uint8_t *dst, void *scratch);
 static inline bool kvf_pack_is_quantised(kvf_pack_kind kind) { return kind <= KVF_PACK_Q8; }
 

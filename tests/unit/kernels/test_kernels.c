@@ -70,12 +70,12 @@ static matrix make_matrix(kvf_dtype type, uint32_t outputs, uint32_t inputs) {
     uint8_t *rows = random_rows(type, outputs, inputs);
     const kvf_dtype_info *info = kvf_dtype_find(type);
     kvf_pack_plan(&m.w, type, rows, outputs, inputs);
-    m.memory = aligned_alloc(64, m.w.panels * m.w.panel_bytes);
+    m.memory = aligned_alloc(64, m.w.pairs * m.w.pair_bytes);
     void *scratch = malloc(kvf_pack_scratch_bytes(&m.w));
-    /* in two goes: a panel depends on its own rows only */
-    uint32_t half = m.w.panels / 2;
-    kvf_pack_panels(&m.w, type, rows, half, m.w.panels, m.memory + half * m.w.panel_bytes, scratch);
-    kvf_pack_panels(&m.w, type, rows, 0, half, m.memory, scratch);
+    /* in two goes: a pair depends on its own rows only */
+    uint32_t half = m.w.pairs / 2;
+    kvf_pack_pairs(&m.w, type, rows, half, m.w.pairs, m.memory + half * m.w.pair_bytes, scratch);
+    kvf_pack_pairs(&m.w, type, rows, 0, half, m.memory, scratch);
     m.w.data = m.memory;
     m.dense = malloc((size_t)outputs * inputs * 4);
     for (uint32_t o = 0; o < outputs; o++)
@@ -204,8 +204,8 @@ static void products_of_extremes(void **state) {
         }
         kvf_packed w;
         kvf_pack_plan(&w, type, rows, OUTPUTS, INPUTS);
-        uint8_t *memory = aligned_alloc(64, w.panel_bytes), scratch[INPUTS * 4];
-        kvf_pack_panels(&w, type, rows, 0, 1, memory, scratch);
+        uint8_t *memory = aligned_alloc(64, w.pair_bytes), scratch[INPUTS * 4];
+        kvf_pack_pairs(&w, type, rows, 0, 1, memory, scratch);
         w.data = memory;
         for (int sign = 0; sign < 2; sign++) {
             float x[INPUTS], want[OUTPUTS], got[OUTPUTS];
