@@ -1,0 +1,325 @@
+/* Legs: one unit of work on its way over the nodes. Every change of state, of place and of what is owed to a node
+ * happens here. */
+#include "router_int.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+static void set_waiting(kvf_router *r, rt_seq *s, bool waiting) {
+    rt_leg *l = &s->l;
+    if (l->counted_waiting == waiting) return;
+    l->counted_waiting = waiting;
+    uint32_t tokens = rt_request_at(r, s)->prompt_count;
+    if (waiting) {
+        r->counters.waiting += l->n;
+        r->counters.waiting_tokens += tokens;
+    } else {
+        KVF_ASSERT(r->counters.waiting >= l->n && r->counters.waiting_tokens >= tokens);
+        r->counters.waiting -= l->n;
+        r->counters.waiting_tokens -= tokens;
+    }
+}
+
+/* The counter of legs in `state` at their decode node. */
+static uint32_t *decode_counter(kvf_router *r, const rt_leg *l, rt_leg_state state) {
+    if (l->decode == RT_NONE) return NULL;
+    rt_node *n = &r->nodes[l->decode];
+    switch (state) {
+    case RT_LEG_RESERVING: return &n->reserving;
+    case RT_LEG_QUEUED: return &n->queued;
+    case RT_LEG_GRANTED:
+    case RT_LEG_PREFILLING:
+    case RT_LEG_DECODING: return &n->decoding;
+    default: return NULL;
+    }
+}
+
+void rt_leg_set_state(kvf_router *r, rt_seq *s, rt_leg_state state) {
+    rt_leg *l = &s->l;
+    uint32_t *counter = decode_counter(r, l, l->state);
+    if (counter) {
+        KVF_ASSERT(*counter > 0);
+        (*counter)--;
+    }
+    if (l->state == RT_LEG_QUEUED) r->queued_legs--;
+    if (l->state == RT_LEG_WAITING) rt_heap_take(&r->queue, rt_seq_index(r, s));
+    if (l->state == RT_LEG_HELD || l->state == RT_LEG_GRANTED) rt_timer_set(r, rt_timer_seq(r, s), KVF_TIME_NEVER);
+    l->state = state;
+    counter = decode_counter(r, l, state);
+    if (counter) (*counter)++;
+    if (state == RT_LEG_QUEUED) r->queued_legs++;
+    if (state == RT_LEG_WAITING || state == RT_LEG_HELD || state == RT_LEG_QUEUED)
+        set_waiting(r, s, true);
+    else if (state != RT_LEG_RESERVING)
+        set_waiting(r, s, false);
+}
+
+void rt_leg_wait(kvf_router *r, rt_seq *s) {
+    KVF_ASSERT(s->l.decode == RT_NONE && s->l.prefill == RT_NONE);
+    rt_leg_set_state(r, s, RT_LEG_WAITING);
+    rt_heap_put(&r->queue, rt_seq_index(r, s));
+    r->pump_due = true;
+}
+
+void rt_leg_hold(kvf_router *r, rt_seq *s, kvf_time_ns until_ns) {
+    KVF_ASSERT(s->l.decode == RT_NONE && s->l.prefill == RT_NONE);
+    rt_leg_set_state(r, s, RT_LEG_HELD);
+    rt_timer_set(r, rt_timer_seq(r, s), until_ns);
+}
+
+void rt_leg_send(kvf_router *r, rt_seq *s) {
+    if (s->l.in_sends) return;
+    s->l.in_sends = true;
+    s->l.sends_next = RT_NONE;
+    uint32_t place = rt_seq_index(r, s);
+    if (r->sends_tail == RT_NONE)
+        r->sends_head = place;
+    else
+        r->seqs[r->sends_tail].l.sends_next = place;
+    r->sends_tail = place;
+}
+
+void rt_leg_reserve(kvf_router *r, rt_seq *s, uint32_t node, uint32_t ship_min) {
+    rt_leg *l = &s->l;
+    KVF_ASSERT(l->prefill == RT_NONE && (l->decode == RT_NONE || l->decode == node));
+    if (l->decode == RT_NONE) l->decode_told = false;
+    l->attempt = ++l->attempt_last;
+    l->progress = l->shipped = l->ended_here = false;
+    l->ship_min = ship_min;
+    /* A node that owes no answer is taken to have room; what is sent beside that waits for it. */
+    bool first = r->nodes[node].reserving == 0;
+    rt_leg_set_state(r, s, RT_LEG_NONE);
+    l->decode = node;
+    rt_leg_set_state(r, s, RT_LEG_RESERVING);
+    set_waiting(r, s, !first);
+    l->reserve_due = true;
+    l->prefill_due = false;
+    rt_leg_send(r, s);
+}
+
+void rt_leg_prefill(kvf_router *r, rt_seq *s, uint32_t node, uint32_t load) {
+    rt_leg *l = &s->l;
+    KVF_ASSERT(l->state == RT_LEG_GRANTED && l->prefill == RT_NONE);
+    rt_request *q = rt_request_at(r, s);
+    rt_leg_set_state(r, s, RT_LEG_PREFILLING);
+    l->prefill = node;
+    l->prefill_told = false;
+    l->prefill_load = load;
+    r->nodes[node].prefilling++;
+    r->nodes[node].prefill_load += load;
+    rt_pair *pair = rt_pair_of(r, node, l->decode);
+    if (pair->failures) pair->probing = true;
+    q->prefill_node = node;
+    l->prefill_due = true;
+    rt_leg_send(r, s);
+    r->counters.shipped++;
+    if (q->admitted) return;
+    q->admitted = q->admitted_due = true;
+    rt_request_say(r, q);
+}
+
+void rt_leg_admitted(kvf_router *r, rt_seq *s) {
+    rt_leg *l = &s->l;
+    rt_request *q = rt_request_at(r, s);
+    l->tried = 0;
+    l->unready_since = KVF_TIME_NEVER;
+    l->admitted_ns = r->now;
+    q->decode_node = l->decode;
+    q->prefill_node = RT_NONE;
+    if (q->first_admitted_ns == KVF_TIME_NEVER) {
+        q->first_admitted_ns = r->now;
+        q->usage.queue_ns = r->now - q->submit_ns;
+        q->cached_tokens = l->cached_tokens;
+    }
+}
+
+void rt_leg_decoding(kvf_router *r, rt_seq *s) {
+    rt_leg *l = &s->l;
+    /* An attempt that was given up too early turns out to live: nothing is left of the one after it. */
+    if (l->old_attempt) {
+        l->attempt = l->old_attempt;
+        l->old_attempt = 0;
+        l->reserve_due = false;
+    }
+    rt_leg_set_state(r, s, RT_LEG_DECODING);
+    r->pump_due = true;
+}
+
+/* ---- leaving ---- */
+
+void rt_cancel_push(kvf_router *r, uint32_t node, kvf_request_id id, uint32_t attempt, bool finished) {
+    KVF_ASSERT(r->cancels_count <= r->cancels_mask);
+    r->cancels[(r->cancels_head + r->cancels_count++) & r->cancels_mask] =
+        (rt_cancel){.node = node, .attempt = attempt, .request = id, .finished = finished};
+}
+
+void rt_leg_leave_prefill(kvf_router *r, rt_seq *s, bool finished) {
+    rt_leg *l = &s->l;
+    if (l->prefill == RT_NONE) return;
+    rt_node *n = &r->nodes[l->prefill];
+    if (l->prefill_told && !l->shipped) rt_cancel_push(r, l->prefill, l->id, l->attempt, finished);
+    KVF_ASSERT(n->prefilling > 0 && n->prefill_load >= l->prefill_load);
+    n->prefilling--;
+    n->prefill_load -= l->prefill_load;
+    if (l->decode != RT_NONE) rt_pair_of(r, l->prefill, l->decode)->probing = false;
+    l->prefill = RT_NONE;
+    l->prefill_told = l->prefill_due = false;
+    l->prefill_load = 0;
+    r->pump_due = true;
+}
+
+static bool decode_knows_end(const kvf_router *r, const rt_seq *s) {
+    if (s->l.state != RT_LEG_DECODING || s->l.ended_here) return false;
+    const rt_request *q = rt_request_at(r, s);
+    for (uint32_t i = q->first_seq; i != RT_NONE; i = r->seqs[i].next)
+        if (r->seqs[i].leg == rt_seq_index(r, s) && !r->seqs[i].ended) return false;
+    return true;
+}
+
+static void leave_decode(kvf_router *r, rt_seq *s, bool finished) {
+    rt_leg *l = &s->l;
+    if (l->decode == RT_NONE) return;
+    if (l->old_attempt) rt_cancel_push(r, l->decode, l->id, l->old_attempt, finished);
+    if (l->decode_told && !decode_knows_end(r, s)) rt_cancel_push(r, l->decode, l->id, l->attempt, finished);
+    rt_node *n = &r->nodes[l->decode];
+    if (l->state != RT_LEG_RESERVING) { /* what it held is free now */
+        n->full = false;
+        n->closed_until_ns = 0;
+    }
+    rt_leg_set_state(r, s, RT_LEG_NONE);
+    l->decode = RT_NONE;
+    l->old_attempt = 0;
+    l->decode_told = l->reserve_due = false;
+    r->pump_due = true;
+}
+
+void rt_leg_leave(kvf_router *r, rt_seq *s, bool finished) {
+    rt_leg_leave_prefill(r, s, finished);
+    leave_decode(r, s, finished);
+}
+
+void rt_leg_drop(kvf_router *r, rt_seq *s, bool finished) {
+    rt_leg_leave(r, s, finished);
+    rt_leg_set_state(r, s, RT_LEG_NONE);
+    const rt_request *q = rt_request_at(r, s);
+    uint32_t place = rt_seq_index(r, s);
+    for (uint32_t i = q->first_seq; i != RT_NONE; i = r->seqs[i].next)
+        if (r->seqs[i].leg == place) r->seqs[i].leg = RT_NONE;
+}
+
+/* ---- failing ---- */
+
+static bool must_split(const kvf_router *r, const rt_seq *s) {
+    if (s->l.n == 1) return false;
+    const rt_request *q = rt_request_at(r, s);
+    for (uint32_t i = q->first_seq; i != RT_NONE; i = r->seqs[i].next)
+        if (r->seqs[i].leg == rt_seq_index(r, s) && (r->seqs[i].output_count || r->seqs[i].ended)) return true;
+    return false;
+}
+
+/* Each choice that goes on becomes a leg of its own, with an id of its own: its tokens so far are part of its work. */
+static void split(kvf_router *r, rt_seq *s, kvf_time_ns until_ns) {
+    const rt_request *q = rt_request_at(r, s);
+    uint32_t place = rt_seq_index(r, s);
+    rt_leg from = s->l;
+    rt_leg_drop(r, s, false);
+    for (uint32_t i = q->first_seq; i != RT_NONE; i = r->seqs[i].next) {
+        rt_seq *c = &r->seqs[i];
+        if (c->ended || (c->leg != RT_NONE && c->leg != place)) continue;
+        KVF_ASSERT(c->l.state == RT_LEG_NONE);
+        rt_seq_prompt_copy(r, c);
+        c->leg = i;
+        c->l = (rt_leg){.id = rt_seq_new_id(r, c),
+            .in_sends = c->l.in_sends,
+            .sends_next = c->l.sends_next,
+            .n = 1,
+            .choice_base = c->choice,
+            .failures = from.failures,
+            .handbacks = from.handbacks,
+            .retry = true,
+            .local_only = from.local_only,
+            .decode = RT_NONE,
+            .prefill = RT_NONE,
+            .avoid = from.avoid,
+            .impossible = from.impossible,
+            .arrival = from.arrival,
+            .unready_since = KVF_TIME_NEVER,
+            .model = from.model,
+            .numerics = from.numerics};
+        if (until_ns > r->now)
+            rt_leg_hold(r, c, until_ns);
+        else
+            rt_leg_wait(r, c);
+    }
+}
+
+static void count_failure(kvf_router *r, rt_seq *s, const rt_failure *why) {
+    rt_leg *l = &s->l;
+    rt_request *q = rt_request_at(r, s);
+    if (l->progress) l->handbacks = 0;
+    if (why->handback) {
+        r->counters.preempted++;
+        if (!l->progress) l->handbacks++;
+    } else if (why->counted && !l->progress) {
+        l->failures++;
+    }
+    if (why->blame != RT_NONE) l->avoid |= 1ull << why->blame;
+    r->counters.retries++;
+    q->usage.attempts++;
+}
+
+static bool given_up(kvf_router *r, rt_seq *s, const rt_failure *why) {
+    const rt_leg *l = &s->l;
+    if (l->failures < r->config.attempts_max && l->handbacks < 4 * r->config.attempts_max) return false;
+    char text[KVF_TEXT_MAX];
+    snprintf(text, sizeof text, "gave up after %" PRIu32 " attempts without a token; the last: %s%s%s (%s)",
+        l->failures + l->handbacks, why->stage, why->text[0] ? ": " : "", why->text, kvf_status_text(why->reason));
+    rt_request_fail(
+        r, rt_request_at(r, s), why->reason, "", text, why->reason == KVF_AGAIN ? r->config.retry_after_ns : 0);
+    return true;
+}
+
+static kvf_time_ns backoff(const kvf_router *r, uint32_t failures) {
+    kvf_time_ns span = r->config.backoff_ns;
+    for (uint32_t i = 1; i < failures && span < r->config.backoff_max_ns; i++) span *= 2;
+    return KVF_MIN(span, r->config.backoff_max_ns);
+}
+
+void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
+    rt_leg *l = &s->l;
+    rt_request *q = rt_request_at(r, s);
+    KVF_ASSERT(l->state != RT_LEG_NONE && why->stage && why->text);
+    if (q->finish_waits) { /* all tokens are there: only the account was missing */
+        rt_leg_leave_prefill(r, s, true);
+        rt_request_on_shipped(r, q);
+        return;
+    }
+    count_failure(r, s, why);
+    if (given_up(r, s, why)) return;
+    bool splits = must_split(r, s);
+    if (why->same_decode && !splits && l->decode != RT_NONE && rt_node_ready(r, &r->nodes[l->decode])) {
+        uint32_t old = l->old_attempt ? l->old_attempt : l->decode_told ? l->attempt : 0;
+        uint32_t ship_min = l->ship_min;
+        rt_leg_leave_prefill(r, s, false);
+        bool ships = rt_prefills_for(r, l->decode) != 0;
+        if (!ships && q->mode != KVF_ROUTER_ALWAYS && !r->config.strict) {
+            ship_min = UINT32_MAX;
+            r->counters.fallback_local++;
+        }
+        if (ships || ship_min == UINT32_MAX) {
+            rt_leg_reserve(r, s, l->decode, ship_min);
+            l->old_attempt = old;
+            return;
+        }
+    }
+    kvf_time_ns until = why->counted && !why->handback && l->failures ? rt_after(r->now, backoff(r, l->failures)) : 0;
+    if (splits) {
+        split(r, s, until);
+        return;
+    }
+    rt_leg_leave(r, s, false);
+    l->retry = true;
+    if (until > r->now)
+        rt_leg_hold(r, s, until);
+    else
+        rt_leg_wait(r, s);
+}

@@ -1,0 +1,326 @@
+/* What nodes say about attempts. A message counts only when it comes from a node of the leg and names the attempt that
+ * is followed (or the one before it, at the same decode node); all else is late: dropped and counted, and answered by a
+ * Cancel where the node has taken something on. */
+#include "router_int.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+static void late(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
+    r->counters.late++;
+    bool holds = msg->kind == KVF_N_GRANTED || msg->kind == KVF_N_LOCAL || msg->kind == KVF_N_QUEUED ||
+                 msg->kind == KVF_N_STARTED;
+    /* Should they pile up, the Hello of the next session or the lease of this one does the same. */
+    if (holds && r->cancels_count <= r->cancels_mask / 2) rt_cancel_push(r, node, msg->request, msg->attempt, true);
+}
+
+static bool grant_sane(const kvf_router *r, const rt_seq *s, const kvf_nmsg *msg) {
+    uint32_t count = msg->granted.missing_count;
+    const rt_request *q = rt_request_at(r, s);
+    uint32_t tokens = q->prompt_count + (s->l.n == 1 ? s->output_count : 0);
+    if (count > r->missing_max || msg->granted.cached_tokens > tokens) return false;
+    uint32_t blocks = (uint32_t)kvf_div_up(tokens, KVF_KV_BLOCK_TOKENS);
+    for (uint32_t i = 0; i < count; i++)
+        if (msg->granted.missing[i] >= blocks || (i && msg->granted.missing[i] <= msg->granted.missing[i - 1]))
+            return false;
+    return true;
+}
+
+static void malformed(kvf_router *r, rt_seq *s, uint32_t node, const char *text) {
+    r->counters.malformed++;
+    rt_leg_failed(r, s,
+        &(rt_failure){.counted = true, .blame = node, .reason = KVF_ERR_FORMAT, .stage = "reserve", .text = text});
+}
+
+static bool answers_reserve(const rt_leg *l) { return l->state == RT_LEG_RESERVING || l->state == RT_LEG_QUEUED; }
+
+static void on_granted(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
+    rt_leg *l = &s->l;
+    if (!answers_reserve(l)) return; /* said twice */
+    if (!grant_sane(r, s, msg)) {
+        malformed(r, s, node, "a grant that does not fit the request");
+        return;
+    }
+    r->nodes[node].full = false;
+    l->old_attempt = 0;
+    l->grant = msg->granted.grant;
+    memcpy(l->secret, msg->granted.secret, sizeof l->secret);
+    l->cached_tokens = msg->granted.cached_tokens;
+    l->missing_count = msg->granted.missing_count;
+    if (l->missing_count)
+        memcpy(r->missing + (size_t)rt_seq_index(r, s) * r->missing_max, msg->granted.missing,
+            l->missing_count * sizeof(uint32_t));
+    kvf_time_ns look = msg->granted.ttl_ns ? msg->granted.ttl_ns / 2 : r->config.ready_grace_ns;
+    l->grant_until = rt_after(r->now, KVF_MIN(look, r->config.ready_grace_ns));
+    rt_leg_set_state(r, s, RT_LEG_GRANTED);
+    rt_leg_admitted(r, s);
+    rt_assign_prefill(r, s);
+    r->pump_due = true;
+}
+
+static void on_local(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
+    rt_leg *l = &s->l;
+    rt_request *q = rt_request_at(r, s);
+    if (!answers_reserve(l)) return;
+    r->nodes[node].full = false;
+    l->old_attempt = 0;
+    l->cached_tokens = KVF_MIN(msg->local.cached_tokens, q->prompt_count);
+    rt_leg_set_state(r, s, RT_LEG_DECODING);
+    rt_leg_admitted(r, s);
+    r->counters.local++;
+    r->pump_due = true;
+    if (q->admitted) return;
+    q->admitted = q->admitted_due = true;
+    rt_request_say(r, q);
+}
+
+static void on_queued(kvf_router *r, rt_seq *s, uint32_t node) {
+    rt_leg *l = &s->l;
+    if (l->state != RT_LEG_RESERVING) return; /* its place in the queue has changed */
+    r->nodes[node].full = true;
+    l->tried |= 1ull << node;
+    rt_leg_set_state(r, s, RT_LEG_QUEUED);
+    uint32_t idle = l->old_attempt ? RT_NONE : rt_idle_decode(r, s);
+    if (idle != RT_NONE) {
+        uint32_t ship_min = l->ship_min;
+        rt_leg_leave(r, s, false);
+        r->nodes[node].full = true;
+        rt_leg_reserve(r, s, idle, ship_min);
+    }
+    r->pump_due = true;
+}
+
+static void close_node(kvf_router *r, uint32_t node, kvf_time_ns retry_after_ns) {
+    rt_node *n = &r->nodes[node];
+    n->full = true;
+    n->closed_until_ns = rt_after(r->now, retry_after_ns ? retry_after_ns : r->config.backoff_ns);
+    rt_node_arm(r, node);
+}
+
+static void keep_reason(rt_request *q, const kvf_nmsg *msg) {
+    q->why = (kvf_refusal){.status = msg->refused.reason};
+    snprintf(q->why.field, sizeof q->why.field, "%s", msg->refused.field);
+    snprintf(q->why.text, sizeof q->why.text, "%s", msg->refused.text);
+}
+
+static void on_refused_decode(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
+    rt_leg *l = &s->l;
+    rt_request *q = rt_request_at(r, s);
+    if (!answers_reserve(l)) return;
+    kvf_status reason = msg->refused.reason;
+    l->decode_told = false; /* it has taken nothing */
+    switch (reason) {
+    case KVF_AGAIN:
+    case KVF_ERR_BUSY:
+    case KVF_ERR_LIMIT:
+    case KVF_ERR_NO_ROOM:
+        rt_leg_leave(r, s, false);
+        if (reason == KVF_ERR_NO_ROOM) {
+            l->impossible |= 1ull << node;
+            keep_reason(q, msg);
+        } else {
+            l->tried |= 1ull << node;
+            close_node(r, node, msg->refused.retry_after_ns);
+        }
+        rt_leg_wait(r, s);
+        return;
+    case KVF_ERR_INVALID:
+    case KVF_ERR_UNSUPPORTED:
+    case KVF_ERR_FORMAT:
+    case KVF_ERR_DEADLINE: rt_request_fail(r, q, reason, msg->refused.field, msg->refused.text, 0); return;
+    default:
+        rt_leg_failed(r, s,
+            &(rt_failure){
+                .counted = true, .blame = node, .reason = reason, .stage = "reserve", .text = msg->refused.text});
+    }
+}
+
+static void on_refused_prefill(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
+    rt_leg *l = &s->l;
+    if (l->state != RT_LEG_PREFILLING) return;
+    kvf_status reason = msg->refused.reason;
+    l->prefill_told = false; /* it has taken nothing, so that the grant is still unopened */
+    switch (reason) {
+    case KVF_AGAIN:
+    case KVF_ERR_BUSY:
+    case KVF_ERR_LIMIT: close_node(r, node, msg->refused.retry_after_ns); break;
+    case KVF_ERR_NO_ROOM:
+    case KVF_ERR_UNSUPPORTED: l->impossible |= 1ull << node; break;
+    case KVF_ERR_INVALID:
+    case KVF_ERR_FORMAT:
+    case KVF_ERR_DEADLINE:
+        rt_request_fail(r, rt_request_at(r, s), reason, msg->refused.field, msg->refused.text, 0);
+        return;
+    default:
+        if (reason == KVF_ERR_MISMATCH || reason == KVF_ERR_AUTH) rt_pair_failed(r, node, l->decode);
+        rt_leg_failed(r, s,
+            &(rt_failure){.counted = true,
+                .same_decode = true,
+                .blame = node,
+                .reason = reason,
+                .stage = "prefill",
+                .text = msg->refused.text});
+        return;
+    }
+    keep_reason(rt_request_at(r, s), msg);
+    rt_leg_leave_prefill(r, s, false);
+    rt_leg_set_state(r, s, RT_LEG_GRANTED);
+    rt_assign_prefill(r, s);
+}
+
+static void on_started(kvf_router *r, rt_seq *s) {
+    rt_leg *l = &s->l;
+    if (l->state == RT_LEG_PREFILLING || l->old_attempt) rt_leg_decoding(r, s);
+    if (l->prefill != RT_NONE) rt_pair_worked(r, l->prefill, l->decode);
+}
+
+static void on_already_started(kvf_router *r, rt_seq *s, const kvf_nmsg *msg) {
+    rt_leg *l = &s->l;
+    if (!answers_reserve(l) || msg->already_started.attempt >= l->attempt) return;
+    l->old_attempt = msg->already_started.attempt;
+    rt_leg_decoding(r, s);
+}
+
+static void on_shipped(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
+    rt_leg *l = &s->l;
+    rt_request *q = rt_request_at(r, s);
+    if (l->shipped) return;
+    l->shipped = true;
+    rt_pair *p = rt_pair_of(r, node, l->decode);
+    if (msg->shipped.result != KVF_OK) {
+        if (l->state != RT_LEG_PREFILLING) {
+            rt_request_on_shipped(r, q);
+            return;
+        }
+        rt_leg_failed(r, s,
+            &(rt_failure){.counted = true,
+                .same_decode = true,
+                .blame = RT_NONE,
+                .reason = msg->shipped.result,
+                .stage = "transfer",
+                .text = "the hand-off did not end well"});
+        return;
+    }
+    p->pages += msg->shipped.pages;
+    p->bytes += msg->shipped.bytes;
+    q->usage.pages += msg->shipped.pages;
+    q->usage.bytes += msg->shipped.bytes;
+    q->usage.prefill_ns = msg->shipped.prefill_ns;
+    q->usage.transfer_ns = msg->shipped.transfer_ns;
+    q->usage.exposed_ns = msg->shipped.exposed_ns;
+    q->usage.cached_tokens = KVF_MAX(q->usage.cached_tokens, KVF_MIN(msg->shipped.cached_tokens, q->prompt_count));
+    rt_pair_worked(r, node, l->decode);
+    rt_request_on_shipped(r, q);
+}
+
+/* The link to blame, when a hand-off failed: the pair, not its ends. */
+static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
+    rt_leg *l = &s->l;
+    rt_request *q = rt_request_at(r, s);
+    static const char *const names[] = {"", "reserve", "prefill", "transfer", "decode"};
+    unsigned stage = (unsigned)msg->failed.stage < KVF_COUNT_OF(names) ? (unsigned)msg->failed.stage : 0;
+    bool from_decode = node == l->decode;
+    if (!from_decode && l->state == RT_LEG_DECODING) { /* the hand-off is done: nothing is lost */
+        l->shipped = true;
+        rt_request_on_shipped(r, q);
+        return;
+    }
+    bool link = stage == KVF_STAGE_TRANSFER && l->prefill != RT_NONE;
+    if (link) rt_pair_failed(r, l->prefill, l->decode);
+    if (from_decode)
+        l->decode_told = false;
+    else
+        l->prefill_told = false;
+    if (!msg->failed.retryable && !q->finish_waits) {
+        rt_request_fail(r, q, msg->failed.reason, "", msg->failed.text, 0);
+        return;
+    }
+    /* After a reconnect a node says so of a Reserve that was lost on the way: nobody failed. */
+    bool never_came = from_decode && answers_reserve(l) && msg->failed.reason == KVF_ERR_GONE;
+    rt_leg_failed(r, s,
+        &(rt_failure){.counted = !never_came,
+            .same_decode = !from_decode,
+            .blame = link || never_came ? RT_NONE : node,
+            .reason = msg->failed.reason,
+            .stage = names[stage],
+            .text = msg->failed.text});
+}
+
+static void on_preempted(kvf_router *r, rt_seq *s, uint32_t node) {
+    rt_leg *l = &s->l;
+    bool from_decode = node == l->decode;
+    if (!from_decode && l->state == RT_LEG_DECODING) return;
+    if (from_decode)
+        l->decode_told = false;
+    else
+        l->prefill_told = false;
+    rt_leg_failed(r, s,
+        &(rt_failure){.handback = true,
+            .same_decode = !from_decode,
+            .blame = RT_NONE,
+            .reason = KVF_AGAIN,
+            .stage = from_decode ? "decode" : "prefill",
+            .text = "handed back"});
+}
+
+/* A word about the attempt before the one that is asked for, from the decode node of both. */
+static void on_old_attempt(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
+    switch (msg->kind) {
+    case KVF_N_STARTED: on_started(r, s); return;
+    case KVF_N_FAILED:
+    case KVF_N_PREEMPTED: s->l.old_attempt = 0; return;
+    default: r->counters.late++;
+    }
+    (void)node;
+}
+
+static void dispatch(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
+    rt_leg *l = &s->l;
+    bool from_decode = node == l->decode;
+    switch (msg->kind) {
+    case KVF_N_GRANTED:
+        if (from_decode) on_granted(r, s, node, msg);
+        return;
+    case KVF_N_LOCAL:
+        if (from_decode) on_local(r, s, node, msg);
+        return;
+    case KVF_N_QUEUED:
+        if (from_decode) on_queued(r, s, node);
+        return;
+    case KVF_N_REFUSED:
+        if (from_decode)
+            on_refused_decode(r, s, node, msg);
+        else
+            on_refused_prefill(r, s, node, msg);
+        return;
+    case KVF_N_STALE: malformed(r, s, node, "the node knows a later attempt"); return;
+    case KVF_N_ALREADY_STARTED:
+        if (from_decode) on_already_started(r, s, msg);
+        return;
+    case KVF_N_STARTED:
+        if (from_decode) on_started(r, s);
+        return;
+    case KVF_N_SHIPPED:
+        if (node == l->prefill) on_shipped(r, s, node, msg);
+        return;
+    case KVF_N_FAILED: on_failed(r, s, node, msg); return;
+    case KVF_N_PREEMPTED: on_preempted(r, s, node); return;
+    default: KVF_ASSERT(!"not about an attempt");
+    }
+}
+
+void rt_on_reply(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
+    rt_seq *s = rt_seq_of(r, msg->request);
+    if (!s || (s->l.decode != node && s->l.prefill != node)) {
+        late(r, node, msg);
+        return;
+    }
+    rt_leg *l = &s->l;
+    if (l->old_attempt && msg->attempt == l->old_attempt && node == l->decode)
+        on_old_attempt(r, s, node, msg);
+    else if (msg->attempt == l->attempt)
+        dispatch(r, s, node, msg);
+    else if (msg->kind == KVF_N_ALREADY_STARTED && msg->already_started.attempt == l->attempt)
+        return; /* followed already, by its tokens */
+    else
+        late(r, node, msg);
+}
