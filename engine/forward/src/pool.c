@@ -143,6 +143,7 @@ void kvf_pool_destroy(kvf_pool *p) {
 }
 
 uint32_t kvf_pool_threads(const kvf_pool *p) { return p->threads; }
+uint32_t kvf_pool_sleepers(kvf_pool *p) { return atomic_load(&p->sleepers); }
 
 void kvf_pool_run(kvf_pool *p, kvf_pool_fn fn, void *context, uint32_t tasks) {
     if (p->threads == 1 || tasks <= 1) {

@@ -11,6 +11,7 @@ typedef void (*kvf_pool_fn)(void *context, uint32_t task, uint32_t thread);
 kvf_status kvf_pool_create(uint32_t threads, bool pin, kvf_pool **out);
 void kvf_pool_destroy(kvf_pool *p); /* NULL is fine */
 uint32_t kvf_pool_threads(const kvf_pool *p);
+uint32_t kvf_pool_sleepers(kvf_pool *p); /* workers asleep now */
 /* Runs tasks 0..tasks-1 and returns when all are done. One caller at a time. Runs everything itself when tasks is 1. */
 void kvf_pool_run(kvf_pool *p, kvf_pool_fn fn, void *context, uint32_t tasks);
 #endif
