@@ -209,8 +209,8 @@ size_t kvf_frame_encode(const kvf_frame *frame, uint8_t *out, size_t room_bytes)
 kvf_status kvf_frame_measure(
     const uint8_t *head, uint32_t page_bytes_max, kvf_frame_kind *kind, uint32_t *whole_bytes) {
     uint32_t body = kvf_get_le32(head);
-    if (head[4] < KVF_FRAME_HELLO || head[4] > KVF_FRAME_RENEW || head[5] != KVF_WIRE_VERSION || kvf_get_le16(head + 6))
-        return KVF_ERR_FORMAT;
+    if (head[4] < KVF_FRAME_HELLO || head[4] > KVF_FRAME_RENEW || kvf_get_le16(head + 6)) return KVF_ERR_FORMAT;
+    if (head[5] != KVF_WIRE_VERSION) return KVF_ERR_UNSUPPORTED;
     bool page = head[4] == KVF_FRAME_PAGE;
     uint32_t body_min = page ? KVF_FRAME_PAGE_BYTES - KVF_FRAME_HEAD_BYTES : 0;
     uint32_t extra = page ? page_bytes_max : KVF_FRAME_BYTES_MAX - KVF_FRAME_HEAD_BYTES;

@@ -39,10 +39,13 @@ typedef struct {
     uint32_t ring_bytes; /* staging of one shm connection; 0: default */
     kvf_time_ns connect_timeout_ns, heartbeat_ns, peer_timeout_ns;
     kvf_endpoint_callbacks callbacks;
+    struct kvf_loopback
+        *loopback; /* for tests: kvf/transport.h; listens there under the node's name, "loopback:<node>". NULL: none */
 } kvf_endpoint_options;
 
 kvf_status kvf_endpoint_create(const kvf_endpoint_options *options, kvf_endpoint **out, kvf_error *err);
 void kvf_endpoint_destroy(kvf_endpoint *e); /* closes every link without callbacks */
+/* Addresses to tell others. */
 const char *kvf_endpoint_address(const kvf_endpoint *e); /* "tcp:127.0.0.1:4711", "" when none */
 const char *kvf_endpoint_local_address(const kvf_endpoint *e); /* "shm:..." , "" when none */
 

@@ -664,7 +664,6 @@ int main(int argc, char **argv) {
     for (uint64_t seed = first; seed < first + scenarios; seed++) {
         memset(&w, 0, offsetof(world, links));
         memset(&w.links_used, 0, sizeof w - offsetof(world, links_used));
-        memset(w.links, 0, sizeof w.links[0] * 0);
         for (uint32_t i = 0; i < LINKS; i++) {
             wire_link *k = &w.links[i];
             k->used = k->alive = k->p_up = k->d_up = false;
@@ -677,7 +676,7 @@ int main(int argc, char **argv) {
         tc.relink_ttl_ns = seed % 3 == 0 ? 0 : TTL / 2;
         memset(memory[0], 0, kvf_kv_size(&kc));
         memset(memory[1], 0, kvf_kv_size(&kc));
-        memset(memory[2], 0, kvf_rx_size(&rc) < 4096 ? kvf_rx_size(&rc) : kvf_rx_size(&rc));
+        memset(memory[2], 0, kvf_rx_size(&rc));
         memset(memory[3], 0, kvf_tx_size(&tc));
         w.kv_d = kvf_kv_init(memory[0], &kc);
         w.kv_p = kvf_kv_init(memory[1], &kc);

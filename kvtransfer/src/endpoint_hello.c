@@ -1,0 +1,99 @@
+/* endpoint_hello.c - pairing. The caller says who it is and whom it calls; both sides compare names, epochs and every
+ * field of the identity, and a refusal names the field and both values on both sides. */
+#include "endpoint_int.h"
+#include "kvf/os.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+void ep_say_hello(ep_link *link) {
+    kvf_endpoint *e = link->endpoint;
+    kvf_frame f = {.kind = KVF_FRAME_HELLO};
+    memcpy(f.hello.node, e->node, sizeof f.hello.node);
+    memcpy(f.hello.peer, link->peer, sizeof f.hello.peer);
+    f.hello.epoch = e->options.epoch;
+    f.hello.peer_epoch = link->peer_epoch;
+    f.hello.identity = e->identity;
+    link->state = LINK_HELLO_SENT;
+    ep_put_frame(link, &f);
+}
+
+/* NULL: they may pair. */
+static const char *identity_obstacle(const kvf_endpoint *e, const kvf_identity *theirs, char mine[64], char yours[64]) {
+    const char *field = kvf_identity_differs(&e->identity, theirs, mine, yours);
+    if (field && e->options.allow_unequal_numerics && strcmp(field, "numerics") == 0) return NULL; /* compared last */
+    return field;
+}
+
+static void refuse(ep_link *link, kvf_status reason, const char *field, const char *mine, const char *yours) {
+    kvf_frame f = {.kind = KVF_FRAME_REFUSE};
+    f.refuse.reason = reason;
+    snprintf(f.refuse.field, sizeof f.refuse.field, "%s", field);
+    snprintf(f.refuse.mine, sizeof f.refuse.mine, "%s", mine);
+    snprintf(f.refuse.yours, sizeof f.refuse.yours, "%s", yours);
+    ep_put_frame(link, &f);
+    ep_linger(link);
+    ep_fail(link, reason, "refused %s: %s here is %s, there %s", link->peer[0] ? link->peer : "a caller", field, mine,
+        yours);
+}
+
+void ep_hello(ep_link *link, const kvf_frame *f) {
+    kvf_endpoint *e = link->endpoint;
+    char mine[64], yours[64];
+    memcpy(link->peer, f->hello.node, sizeof link->peer);
+    link->peer_epoch = f->hello.epoch;
+    if (strcmp(f->hello.peer, e->node) != 0) {
+        refuse(link, KVF_ERR_MISMATCH, "node", e->node, f->hello.peer);
+        return;
+    }
+    if (f->hello.peer_epoch != e->options.epoch) {
+        snprintf(mine, sizeof mine, "%016" PRIx64, e->options.epoch);
+        snprintf(yours, sizeof yours, "%016" PRIx64, f->hello.peer_epoch);
+        refuse(link, KVF_ERR_STALE, "epoch", mine, yours);
+        return;
+    }
+    const char *field = identity_obstacle(e, &f->hello.identity, mine, yours);
+    if (field) {
+        refuse(link, KVF_ERR_MISMATCH, field, mine, yours);
+        return;
+    }
+    kvf_frame w = {.kind = KVF_FRAME_WELCOME};
+    memcpy(w.welcome.node, e->node, sizeof w.welcome.node);
+    w.welcome.epoch = e->options.epoch;
+    w.welcome.identity = e->identity;
+    kvf_os_random(link->nonce, sizeof link->nonce);
+    memcpy(w.welcome.nonce, link->nonce, sizeof w.welcome.nonce);
+    ep_put_frame(link, &w);
+    ep_link_up(link);
+}
+
+void ep_welcome(ep_link *link, const kvf_frame *f) {
+    if (f->kind == KVF_FRAME_REFUSE) {
+        /* "mine" and "yours" are the peer's words. */
+        ep_fail(link, f->refuse.reason < 0 ? f->refuse.reason : KVF_ERR_MISMATCH, "%s refuses: %s there is %s, here %s",
+            link->peer, f->refuse.field, f->refuse.mine, f->refuse.yours);
+        return;
+    }
+    char mine[64], yours[64];
+    if (strcmp(f->welcome.node, link->peer) != 0 || f->welcome.epoch != link->peer_epoch) {
+        ep_fail(link, KVF_ERR_MISMATCH, "called %s epoch %016" PRIx64 ", answered by %s epoch %016" PRIx64, link->peer,
+            link->peer_epoch, f->welcome.node, f->welcome.epoch);
+        return;
+    }
+    const char *field = identity_obstacle(link->endpoint, &f->welcome.identity, mine, yours);
+    if (field) {
+        ep_fail(link, KVF_ERR_MISMATCH, "%s does not fit: %s there is %s, here %s", link->peer, field, yours, mine);
+        return;
+    }
+    memcpy(link->nonce, f->welcome.nonce, sizeof link->nonce);
+    ep_link_up(link);
+}
+
+void ep_other_version(ep_link *link, const uint8_t *head) {
+    char mine[64], yours[64];
+    snprintf(mine, sizeof mine, "%u", KVF_WIRE_VERSION);
+    snprintf(yours, sizeof yours, "%u", head[5]);
+    if (link->state == LINK_HELLO_WAIT)
+        refuse(link, KVF_ERR_MISMATCH, "wire_version", mine, yours);
+    else
+        ep_fail(link, KVF_ERR_MISMATCH, "%s does not fit: wire_version there is %s, here %s", link->peer, yours, mine);
+}

@@ -1,0 +1,207 @@
+/* transport_tcp.c - frames over TCP: one socket, staging each way in private memory, whole batches per system call. */
+#include "sock.h"
+#include "tcp_dial.h"
+#include <errno.h>
+#include <event2/event.h>
+#include <event2/listener.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+typedef struct {
+    kvf_conn base;
+    kvf_transport_env *env;
+    tcp_dial *dial; /* while connecting */
+    sock s;
+} tcp_conn;
+
+static const kvf_conn_ops tcp_conn_ops;
+
+static tcp_conn *tcp_of(kvf_conn *c) { return (tcp_conn *)(void *)c; }
+
+static void tcp_release(kvf_conn *c) {
+    tcp_conn *t = tcp_of(c);
+    if (t->dial) tcp_dial_cancel(t->dial);
+    sock_fini(&t->s);
+    free(t);
+}
+
+static tcp_conn *tcp_conn_new(kvf_transport_env *env) {
+    tcp_conn *t = calloc(1, sizeof *t);
+    if (!t) return NULL;
+    t->base.ops = &tcp_conn_ops;
+    t->env = env;
+    t->s.fd = -1;
+    return t;
+}
+
+static kvf_status tcp_adopt(tcp_conn *t, int fd) {
+    int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    return sock_init(&t->s, t->env->base, fd, t->env->staging_bytes, t->env->staging_bytes, &t->base, tcp_release);
+}
+
+static void tcp_on_dialled(void *self, int fd, const char *text) {
+    tcp_conn *t = self;
+    t->dial = NULL;
+    conn_enter(&t->base);
+    if (fd < 0)
+        conn_tell_down(&t->base, KVF_ERR_PEER_LOST, text);
+    else if (tcp_adopt(t, fd) != KVF_OK)
+        conn_tell_down(&t->base, KVF_ERR_NO_MEMORY, "no memory for the connection");
+    else
+        conn_tell_open(&t->base);
+    if (conn_leave(&t->base)) tcp_release(&t->base);
+}
+
+static kvf_status tcp_dial_to(kvf_transport_env *env, const char *where, kvf_conn **out, kvf_error *err) {
+    char host[KVF_ADDRESS_MAX];
+    uint16_t port;
+    kvf_status status = kvf_address_split(where, host, &port, err);
+    if (status != KVF_OK) return status;
+    tcp_conn *t = tcp_conn_new(env);
+    if (!t) return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory for the connection");
+    status = tcp_dial_start(env, host, port, tcp_on_dialled, t, &t->dial, err);
+    if (status != KVF_OK) {
+        free(t);
+        return status;
+    }
+    *out = &t->base;
+    return KVF_OK;
+}
+
+/* ---------------------------------------------------------------- accepting */
+typedef struct {
+    kvf_listener base;
+    kvf_transport_env *env;
+    struct evconnlistener *listener;
+    struct event *resume;
+    kvf_accept_fn accept;
+    void *self;
+} tcp_listener;
+
+static void tcp_on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *address, int len, void *self) {
+    (void)l;
+    (void)address;
+    (void)len;
+    tcp_listener *t = self;
+    tcp_conn *c = tcp_conn_new(t->env);
+    if (!c) {
+        close((int)fd);
+    } else if (tcp_adopt(c, (int)fd) != KVF_OK) {
+        free(c);
+    } else {
+        t->accept(t->self, &c->base);
+    }
+}
+
+/* No descriptor left: stop asking for a while instead of spinning over the waiting connection. */
+static void tcp_on_accept_error(struct evconnlistener *l, void *self) {
+    tcp_listener *t = self;
+    evconnlistener_disable(l);
+    struct timeval pause = {.tv_usec = 100000};
+    event_add(t->resume, &pause);
+}
+static void tcp_on_resume(evutil_socket_t fd, short what, void *self) {
+    (void)fd;
+    (void)what;
+    evconnlistener_enable(((tcp_listener *)self)->listener);
+}
+
+static void tcp_unlisten(kvf_listener *l) {
+    tcp_listener *t = (tcp_listener *)(void *)l;
+    if (t->listener) evconnlistener_free(t->listener);
+    if (t->resume) event_free(t->resume);
+    free(t);
+}
+
+static int tcp_bind(const char *host, uint16_t port, char *text, size_t text_size) {
+    char service[8];
+    snprintf(service, sizeof service, "%u", port);
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
+    int failed = getaddrinfo(*host ? host : NULL, service, &hints, &list);
+    if (failed) snprintf(text, text_size, "%s", gai_strerror(failed));
+    int fd = -1;
+    for (struct addrinfo *i = list; i && fd < 0; i = i->ai_next) {
+        int on = 1;
+        fd = socket(i->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        if (fd < 0) continue;
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        if (bind(fd, i->ai_addr, i->ai_addrlen) == 0) break;
+        snprintf(text, text_size, "%s", strerror(errno));
+        close(fd);
+        fd = -1;
+    }
+    if (list) freeaddrinfo(list);
+    return fd;
+}
+
+static kvf_status tcp_listen(
+    kvf_transport_env *env, const char *where, kvf_accept_fn accept, void *self, kvf_listener **out, kvf_error *err) {
+    char host[KVF_ADDRESS_MAX], text[96] = "no address";
+    uint16_t port;
+    kvf_status status = kvf_address_split(where, host, &port, err);
+    if (status != KVF_OK) return status;
+    int fd = tcp_bind(host, port, text, sizeof text);
+    if (fd < 0) return kvf_fail(err, KVF_ERR_IO, "cannot listen on %s: %s", where, text);
+    tcp_listener *t = calloc(1, sizeof *t);
+    if (!t) {
+        close(fd);
+        return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory to listen");
+    }
+    *t = (tcp_listener){.base.ops = &kvf_transport_tcp, .env = env, .accept = accept, .self = self};
+    struct sockaddr_storage bound;
+    socklen_t len = sizeof bound;
+    char service[8] = "0";
+    getsockname(fd, (struct sockaddr *)&bound, &len);
+    getnameinfo((struct sockaddr *)&bound, len, NULL, 0, service, sizeof service, NI_NUMERICSERV);
+    status = kvf_address_join("tcp", host, (uint16_t)strtoul(service, NULL, 10), t->base.address);
+    t->resume = event_new(env->base, -1, 0, tcp_on_resume, t);
+    t->listener =
+        evconnlistener_new(env->base, tcp_on_accept, t, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC, 64, fd);
+    if (!t->listener) close(fd);
+    if (!t->listener || !t->resume || status != KVF_OK) {
+        tcp_unlisten(&t->base);
+        return kvf_fail(err, KVF_ERR_IO, "cannot listen on %s: %s", where, strerror(errno));
+    }
+    evconnlistener_set_error_cb(t->listener, tcp_on_accept_error);
+    *out = &t->base;
+    return KVF_OK;
+}
+
+/* ---------------------------------------------------------------- tables */
+static size_t tcp_room(const kvf_conn *c) {
+    const sock *s = &((const tcp_conn *)(const void *)c)->s;
+    return s->fd >= 0 ? bytes_room(&s->out) : 0;
+}
+static void tcp_put(kvf_conn *c, const void *data, size_t len_bytes) { sock_put(&tcp_of(c)->s, data, len_bytes); }
+static void tcp_flush(kvf_conn *c) { sock_flush(&tcp_of(c)->s); }
+static void tcp_want_room(kvf_conn *c, size_t room_bytes) { sock_want_room(&tcp_of(c)->s, room_bytes); }
+static size_t tcp_ready(kvf_conn *c) { return bytes_used(&tcp_of(c)->s.in); }
+static void tcp_peek(kvf_conn *c, size_t at, void *out, size_t len_bytes) {
+    bytes_peek(&tcp_of(c)->s.in, at, out, len_bytes);
+}
+static void tcp_consume(kvf_conn *c, size_t len_bytes) { sock_consume(&tcp_of(c)->s, len_bytes); }
+static void tcp_close(kvf_conn *c) {
+    if (conn_close(c)) tcp_release(c);
+}
+
+static const kvf_conn_ops tcp_conn_ops = {
+    .room = tcp_room,
+    .put = tcp_put,
+    .flush = tcp_flush,
+    .want_room = tcp_want_room,
+    .ready = tcp_ready,
+    .peek = tcp_peek,
+    .consume = tcp_consume,
+    .close = tcp_close,
+};
+const kvf_transport_ops kvf_transport_tcp = {
+    .name = "tcp",
+    .listen = tcp_listen,
+    .unlisten = tcp_unlisten,
+    .dial = tcp_dial_to,
+};
