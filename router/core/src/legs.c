@@ -112,9 +112,7 @@ void rt_leg_prefill(kvf_router *r, rt_seq *s, uint32_t node, uint32_t load) {
     l->prefill_due = true;
     rt_leg_send(r, s);
     r->counters.shipped++;
-    if (q->admitted) return;
-    q->admitted = q->admitted_due = true;
-    rt_request_say(r, q);
+    rt_request_admitted(r, q);
 }
 
 void rt_leg_admitted(kvf_router *r, rt_seq *s) {
@@ -132,6 +130,12 @@ void rt_leg_admitted(kvf_router *r, rt_seq *s) {
     }
 }
 
+void rt_request_admitted(kvf_router *r, rt_request *q) {
+    if (q->admitted) return;
+    q->admitted = q->admitted_due = true;
+    rt_request_say(r, q);
+}
+
 void rt_leg_decoding(kvf_router *r, rt_seq *s) {
     rt_leg *l = &s->l;
     /* An attempt that was given up too early turns out to live: nothing is left of the one after it. */
@@ -142,6 +146,11 @@ void rt_leg_decoding(kvf_router *r, rt_seq *s) {
     }
     rt_leg_set_state(r, s, RT_LEG_DECODING);
     r->pump_due = true;
+    /* The answer of that attempt may never have come. */
+    rt_request *q = rt_request_at(r, s);
+    if (q->admitted) return;
+    rt_leg_admitted(r, s);
+    rt_request_admitted(r, q);
 }
 
 /* ---- leaving ---- */
@@ -173,6 +182,13 @@ static bool decode_knows_end(const kvf_router *r, const rt_seq *s) {
     for (uint32_t i = q->first_seq; i != RT_NONE; i = r->seqs[i].next)
         if (r->seqs[i].leg == rt_seq_index(r, s) && !r->seqs[i].ended) return false;
     return true;
+}
+
+void rt_leg_stop_decoding(kvf_router *r, rt_seq *s) {
+    rt_leg *l = &s->l;
+    if (l->decode != RT_NONE && l->decode_told && !decode_knows_end(r, s))
+        rt_cancel_push(r, l->decode, l->id, l->attempt, true);
+    l->decode_told = false;
 }
 
 static void leave_decode(kvf_router *r, rt_seq *s, bool finished) {
@@ -290,7 +306,7 @@ void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
     KVF_ASSERT(l->state != RT_LEG_NONE && why->stage && why->text);
     if (q->finish_waits) { /* all tokens are there: only the account was missing */
         rt_leg_leave_prefill(r, s, true);
-        rt_request_on_shipped(r, q);
+        rt_request_heard(r, q);
         return;
     }
     count_failure(r, s, why);

@@ -43,7 +43,7 @@ static void legs_lost(kvf_router *r, uint32_t node, bool told, const char *text)
                 rt_leg_leave_prefill(r, s, true);
             else
                 rt_leg_failed(r, s, &why);
-            if (s->request != RT_NONE) rt_request_on_shipped(r, rt_request_at(r, s));
+            if (s->request != RT_NONE) rt_request_heard(r, rt_request_at(r, s));
         }
     }
 }
@@ -154,7 +154,11 @@ uint32_t rt_hello_live(kvf_router *r, uint32_t node) {
         if (s->request == RT_NONE || s->ended || s->leg == RT_NONE) continue;
         const rt_leg *l = &r->seqs[s->leg].l;
         kvf_live live = {.request = l->id, .index = s->choice};
-        live.next_position = rt_request_at(r, s)->prompt_count + s->output_count;
+        const rt_request *q = rt_request_at(r, s);
+        live.next_position = q->prompt_count + s->output_count;
+        /* Inside the prompt: logprobs from there on are missing, and all tokens. */
+        if (q->prompt_logprobs && s->choice == 0 && q->prompt_logprobs_next < q->prompt_count)
+            live.next_position = q->prompt_logprobs_next;
         if (l->decode == node && l->old_attempt) {
             live.attempt = l->old_attempt;
             r->live[count++] = live;

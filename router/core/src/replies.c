@@ -31,11 +31,9 @@ static void malformed(kvf_router *r, rt_seq *s, uint32_t node, const char *text)
         &(rt_failure){.counted = true, .blame = node, .reason = KVF_ERR_FORMAT, .stage = "reserve", .text = text});
 }
 
-static bool answers_reserve(const rt_leg *l) { return l->state == RT_LEG_RESERVING || l->state == RT_LEG_QUEUED; }
-
 static void on_granted(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
     rt_leg *l = &s->l;
-    if (!answers_reserve(l)) return; /* said twice */
+    if (!rt_answers_reserve(l)) return; /* said twice */
     if (!grant_sane(r, s, msg)) {
         malformed(r, s, node, "a grant that does not fit the request");
         return;
@@ -57,20 +55,18 @@ static void on_granted(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *
     r->pump_due = true;
 }
 
-static void on_local(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
+void rt_leg_local(kvf_router *r, rt_seq *s, uint32_t cached_tokens) {
     rt_leg *l = &s->l;
     rt_request *q = rt_request_at(r, s);
-    if (!answers_reserve(l)) return;
-    r->nodes[node].full = false;
+    if (!rt_answers_reserve(l)) return;
+    r->nodes[l->decode].full = false;
     l->old_attempt = 0;
-    l->cached_tokens = KVF_MIN(msg->local.cached_tokens, q->prompt_count);
+    l->cached_tokens = KVF_MIN(cached_tokens, q->prompt_count);
     rt_leg_set_state(r, s, RT_LEG_DECODING);
     rt_leg_admitted(r, s);
     r->counters.local++;
     r->pump_due = true;
-    if (q->admitted) return;
-    q->admitted = q->admitted_due = true;
-    rt_request_say(r, q);
+    rt_request_admitted(r, q);
 }
 
 static void on_queued(kvf_router *r, rt_seq *s, uint32_t node) {
@@ -105,7 +101,7 @@ static void keep_reason(rt_request *q, const kvf_nmsg *msg) {
 static void on_refused_decode(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
     rt_leg *l = &s->l;
     rt_request *q = rt_request_at(r, s);
-    if (!answers_reserve(l)) return;
+    if (!rt_answers_reserve(l)) return;
     kvf_status reason = msg->refused.reason;
     l->decode_told = false; /* it has taken nothing */
     switch (reason) {
@@ -175,7 +171,7 @@ static void on_started(kvf_router *r, rt_seq *s) {
 
 static void on_already_started(kvf_router *r, rt_seq *s, const kvf_nmsg *msg) {
     rt_leg *l = &s->l;
-    if (!answers_reserve(l) || msg->already_started.attempt >= l->attempt) return;
+    if (!rt_answers_reserve(l) || msg->already_started.attempt >= l->attempt) return;
     l->old_attempt = msg->already_started.attempt;
     rt_leg_decoding(r, s);
 }
@@ -188,7 +184,7 @@ static void on_shipped(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *
     rt_pair *p = rt_pair_of(r, node, l->decode);
     if (msg->shipped.result != KVF_OK) {
         if (l->state != RT_LEG_PREFILLING) {
-            rt_request_on_shipped(r, q);
+            rt_request_heard(r, q);
             return;
         }
         rt_leg_failed(r, s,
@@ -209,7 +205,7 @@ static void on_shipped(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *
     q->usage.exposed_ns = msg->shipped.exposed_ns;
     q->usage.cached_tokens = KVF_MAX(q->usage.cached_tokens, KVF_MIN(msg->shipped.cached_tokens, q->prompt_count));
     rt_pair_worked(r, node, l->decode);
-    rt_request_on_shipped(r, q);
+    rt_request_heard(r, q);
 }
 
 /* The link to blame, when a hand-off failed: the pair, not its ends. */
@@ -221,7 +217,7 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
     bool from_decode = node == l->decode;
     if (!from_decode && l->state == RT_LEG_DECODING) { /* the hand-off is done: nothing is lost */
         l->shipped = true;
-        rt_request_on_shipped(r, q);
+        rt_request_heard(r, q);
         return;
     }
     bool link = stage == KVF_STAGE_TRANSFER && l->prefill != RT_NONE;
@@ -235,7 +231,7 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
         return;
     }
     /* After a reconnect a node says so of a Reserve that was lost on the way: nobody failed. */
-    bool never_came = from_decode && answers_reserve(l) && msg->failed.reason == KVF_ERR_GONE;
+    bool never_came = from_decode && rt_answers_reserve(l) && msg->failed.reason == KVF_ERR_GONE;
     rt_leg_failed(r, s,
         &(rt_failure){.counted = !never_came,
             .same_decode = !from_decode,
@@ -281,7 +277,7 @@ static void dispatch(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *ms
         if (from_decode) on_granted(r, s, node, msg);
         return;
     case KVF_N_LOCAL:
-        if (from_decode) on_local(r, s, node, msg);
+        if (from_decode) rt_leg_local(r, s, msg->local.cached_tokens);
         return;
     case KVF_N_QUEUED:
         if (from_decode) on_queued(r, s, node);

@@ -203,7 +203,7 @@ void rt_request_fail(
 void rt_request_free(kvf_router *r, rt_request *q);
 void rt_choice_end(kvf_router *r, rt_seq *s, bool ended_here); /* may finish leg and request */
 void rt_request_on_time(kvf_router *r, rt_request *q);
-void rt_request_on_shipped(kvf_router *r, rt_request *q);
+void rt_request_heard(kvf_router *r, rt_request *q); /* what an ended request waited for may have come */
 
 /* ---- legs.c ---- */
 void rt_leg_wait(kvf_router *r, rt_seq *s); /* to the queue */
@@ -211,10 +211,12 @@ void rt_leg_hold(kvf_router *r, rt_seq *s, kvf_time_ns until_ns);
 void rt_leg_reserve(kvf_router *r, rt_seq *s, uint32_t node, uint32_t ship_min);
 void rt_leg_prefill(kvf_router *r, rt_seq *s, uint32_t node, uint32_t load);
 void rt_leg_admitted(kvf_router *r, rt_seq *s);
+void rt_request_admitted(kvf_router *r, rt_request *q); /* its client hears so, once */
 void rt_leg_decoding(kvf_router *r, rt_seq *s);
 void rt_leg_set_state(kvf_router *r, rt_seq *s, rt_leg_state state);
 void rt_leg_leave_prefill(kvf_router *r, rt_seq *s, bool finished);
 void rt_leg_leave(kvf_router *r, rt_seq *s, bool finished); /* both nodes; with Cancels where they are owed */
+void rt_leg_stop_decoding(kvf_router *r, rt_seq *s); /* all choices have ended, though the leg stays */
 void rt_leg_drop(kvf_router *r, rt_seq *s, bool finished); /* leave, and it is no more */
 void rt_leg_send(kvf_router *r, rt_seq *s);
 void rt_cancel_push(kvf_router *r, uint32_t node, kvf_request_id id, uint32_t attempt, bool finished);
@@ -257,6 +259,10 @@ void rt_pair_failed(kvf_router *r, uint32_t prefill, uint32_t decode);
 void rt_pair_worked(kvf_router *r, uint32_t prefill, uint32_t decode);
 
 /* ---- replies.c, tokens.c ---- */
+static inline bool rt_answers_reserve(const rt_leg *l) {
+    return l->state == RT_LEG_RESERVING || l->state == RT_LEG_QUEUED;
+}
+void rt_leg_local(kvf_router *r, rt_seq *s, uint32_t cached_tokens); /* the decode node computes all of it */
 void rt_on_reply(kvf_router *r, uint32_t node, const kvf_nmsg *msg);
 bool rt_batch_next(kvf_router *r, kvf_router_action *action);
 void rt_batch_begin(kvf_router *r, uint32_t node, const kvf_nmsg *msg);

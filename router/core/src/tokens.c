@@ -60,7 +60,7 @@ static void gap(kvf_router *r, rt_seq *leg, uint32_t node) {
             .blame = node,
             .reason = KVF_ERR_FORMAT,
             .stage = "decode",
-            .text = "the node left out a token"});
+            .text = "the node left out a token or a logprob"});
 }
 
 static void accept(
@@ -88,6 +88,13 @@ static void accept(
     if (end != KVF_END_NONE) rt_choice_end(r, s, here);
 }
 
+/* Whoever computes the prompt says its logprobs before the first token. */
+static bool logprobs_left_out(const kvf_router *r, const rt_seq *leg) {
+    const rt_request *q = rt_request_at(r, leg);
+    if (leg->l.choice_base || q->prompt_logprobs == 0 || q->prompt_logprobs_next == q->prompt_count) return false;
+    return leg->l.prefill == RT_NONE || leg->l.prefill == r->batch_node;
+}
+
 /* One item. true: *a is an action. *stay: the item has not been used up. */
 static bool token_item(kvf_router *r, const kvf_token_item *item, kvf_router_action *a, bool *stay) {
     rt_seq *leg = leg_of(r, r->batch_node, item->request, item->attempt);
@@ -101,12 +108,14 @@ static bool token_item(kvf_router *r, const kvf_token_item *item, kvf_router_act
         r->counters.late++;
         return false;
     }
+    /* Its answer was lost with an old session; the tokens are answer enough. */
+    if (r->batch_node == leg->l.decode && item->attempt == leg->l.attempt) rt_leg_local(r, leg, 0);
     if (r->batch_node == leg->l.decode && (leg->l.state == RT_LEG_PREFILLING || item->attempt == leg->l.old_attempt)) {
         rt_leg_decoding(r, leg);
         if (leg->l.prefill != RT_NONE) rt_pair_worked(r, leg->l.prefill, leg->l.decode);
     }
     uint32_t next = q->prompt_count + s->output_count;
-    if (item->position > next) {
+    if (item->position > next || logprobs_left_out(r, leg)) {
         gap(r, leg, r->batch_node);
         return false;
     }
@@ -140,6 +149,7 @@ static bool prompt_logprobs(kvf_router *r, kvf_router_action *a, bool *stay) {
         r->counters.malformed++;
         return false;
     }
+    if (r->batch_node == leg->l.decode && m->attempt == leg->l.attempt) rt_leg_local(r, leg, 0);
     if (start + count <= next) {
         r->counters.repeated++;
         return false;
@@ -155,6 +165,7 @@ static bool prompt_logprobs(kvf_router *r, kvf_router_action *a, bool *stay) {
     a->prompt_logprobs.samples.data = (const uint8_t *)m->prompt_logprobs.samples.data + skip * each;
     a->prompt_logprobs.samples.len_bytes = (count - skip) * each;
     q->prompt_logprobs_next = start + count;
+    rt_request_heard(r, q);
     return true;
 }
 

@@ -88,8 +88,16 @@ static void run_prepare(worker_job *job) {
     }
 }
 
+static void refuse_draining(front_request *r) {
+    fault f;
+    fault_set(&f, KVF_RPC_UNAVAILABLE, "DRAINING", NULL, "this router is shutting down");
+    f.retry_after_ms = KVF_MAX(r->shell->config.retry_after_ns / KVF_NS_PER_MS, 1u);
+    fault_send(r->call, &f);
+    give_up(r);
+}
+
 static void drop_prepare(worker_job *job) {
-    give_up((front_request *)(void *)((char *)job - offsetof(front_request, job)));
+    refuse_draining((front_request *)(void *)((char *)job - offsetof(front_request, job)));
 }
 
 /* ---- core: submit ---- */
@@ -118,11 +126,6 @@ void request_end(front_request *r) {
 }
 
 static bool submit(kvf_router_shell *s, front_request *r, fault *f) {
-    if (s->draining) {
-        fault_set(f, KVF_RPC_UNAVAILABLE, "DRAINING", NULL, "this router is shutting down");
-        f->retry_after_ms = s->config.retry_after_ns / KVF_NS_PER_MS;
-        return false;
-    }
     const front_plan *p = &r->plan;
     KVF_ASSERT(s->free_count > 0); /* no more live requests than the core takes, and one more slot than that */
     uint32_t slot = s->free_slots[s->free_count - 1];
@@ -159,8 +162,9 @@ static void run_submit(inbox_item *item, void *shell) {
     fault f;
     if (atomic_load(&r->left)) {
         give_up(r);
+    } else if (((kvf_router_shell *)shell)->draining) {
+        refuse_draining(r);
     } else if (!submit(shell, r, &f)) {
-        r->over = true;
         kvf_log(KVF_LOG_DEBUG, "router", "refused: %s: %s", f.reason, f.text);
         fault_send(r->call, &f);
         give_up(r);
@@ -168,7 +172,7 @@ static void run_submit(inbox_item *item, void *shell) {
 }
 
 static void drop_submit(inbox_item *item) {
-    give_up((front_request *)(void *)((char *)item - offsetof(front_request, submit_item)));
+    refuse_draining((front_request *)(void *)((char *)item - offsetof(front_request, submit_item)));
 }
 
 /* ---- handlers ---- */

@@ -98,7 +98,7 @@ static void on_closed(kvf_rpc_session *session, void *user, const kvf_rpc_result
     (void)session;
     node_session *n = user;
     n->code = result->code;
-    snprintf(n->text, sizeof n->text, "%s", result->message);
+    snprintf(n->text, sizeof n->text, "%.150s", result->message);
     n->closed_item = (inbox_item){.run = run_closed, .drop = drop_closed};
     atomic_fetch_add(&n->refs, 1);
     inbox_put(&n->shell->inbox, &n->closed_item);

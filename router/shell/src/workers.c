@@ -57,18 +57,26 @@ kvf_status workers_create(uint32_t threads, uint32_t jobs_max, workers **out) {
     return KVF_OK;
 }
 
-void workers_destroy(workers *w) {
-    if (!w) return;
+void workers_stop(workers *w) {
     pthread_mutex_lock(&w->lock);
     w->ending = true;
+    worker_job *left = w->head;
+    w->head = w->tail = NULL;
+    w->count = 0;
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
     for (uint32_t i = 0; i < w->threads_count; i++) pthread_join(w->threads[i], NULL);
-    while (w->head) {
-        worker_job *job = w->head;
-        w->head = job->next;
-        job->drop(job);
+    w->threads_count = 0;
+    while (left) {
+        worker_job *next = left->next;
+        left->drop(left);
+        left = next;
     }
+}
+
+void workers_destroy(workers *w) {
+    if (!w) return;
+    workers_stop(w);
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
     free(w);

@@ -12,6 +12,7 @@ struct worker_job { /* part of the sender's object */
 
 typedef struct workers workers;
 kvf_status workers_create(uint32_t threads, uint32_t jobs_max, workers **out);
-void workers_destroy(workers *w); /* waits for what runs, drops what waits; NULL is fine */
+void workers_stop(workers *w); /* waits for what runs, drops what waits; put is refused from then on */
+void workers_destroy(workers *w); /* stops first; NULL is fine */
 kvf_status workers_put(workers *w, worker_job *job); /* any thread; KVF_AGAIN: full or ending, the job stays the caller's */
 #endif

@@ -443,7 +443,10 @@ static void on_hello(sim *s, uint32_t node, const kvf_rmsg *m) {
             if (c >= k->n) continue;
             kvf_token_item items[SIM_CONTEXT];
             uint32_t count = 0;
-            for (uint32_t p = l->next_position; p < k->next[c]; p++) items[count++] = item_of(k, c, p, false);
+            uint32_t from = KVF_MAX(l->next_position, k->prompt_count);
+            if (l->next_position < k->prompt_count && k->state >= W_RUNNING && k->state != W_COMPUTING)
+                say_logprobs(s, node, k);
+            for (uint32_t p = from; p < k->next[c]; p++) items[count++] = item_of(k, c, p, false);
             tell(s, node, k->state, items, count);
             if (k->state == W_DONE && count) k->last_batch = n->batch;
         }
