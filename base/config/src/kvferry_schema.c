@@ -1,0 +1,127 @@
+/* kvferry_schema.c - every key of the kvferry program. One row each: name, type, default, range, flag, help. Keys of
+ * one section stand together. A key exists where no heuristic could find its value. */
+#include "kvf/kvferry_config.h"
+
+#define KEY(name, kind, first, low, high, cli, text)                                                                   \
+    { .key = name, .type = KVF_CONFIG_##kind, .initial = first, .min = low, .max = high, .flag = cli, .help = text }
+#define CHOICE(name, kind, first, words, cli, text)                                                                    \
+    { .key = name, .type = KVF_CONFIG_##kind, .initial = first, .choices = words, .flag = cli, .help = text }
+#define NOT_BUILT(name, text)                                                                                          \
+    {                                                                                                                  \
+        .key = name, .type = KVF_CONFIG_STRING, .help = text,                                                          \
+        .refused = "is not built yet: connections are not encrypted, keep them on one host or in a private network"    \
+    }
+
+#define KIB 1024ull
+#define MIB (1024 * KIB)
+#define GIB (1024 * MIB)
+#define MS KVF_NS_PER_MS
+#define S KVF_NS_PER_S
+
+static const kvf_config_key node_fields[] = {
+    {.key = "id", .type = KVF_CONFIG_STRING, .help = "the node's cluster.node_id"},
+    {.key = "role", .type = KVF_CONFIG_ENUM, .choices = "prefill decode", .help = "prefill or decode"},
+    {.key = "address", .type = KVF_CONFIG_ADDRESS, .help = "its node.control address"},
+};
+
+static const kvf_config_key keys[] = {
+    KEY("cluster.node_id", STRING, NULL, 0, 0, "node-id",
+        "name of this process in the cluster; of its role and host when not set"),
+    KEY("cluster.insecure_networks", BOOL, "false", 0, 0, "insecure-networks",
+        "allow control and page connections beyond loopback and Unix sockets without encryption"),
+
+    KEY("model.path", STRING, NULL, 0, 0, "model", "model file (GGUF)"),
+    KEY("model.id", STRING, NULL, 0, 0, "model-id", "name that clients use; the file's own name when not set"),
+
+    KEY("engine.threads", U32, "0", 0, 1024, "threads",
+        "compute threads of a node; 0: all cores that this process may use"),
+    CHOICE("engine.precision", ENUM, "fast", "fast exact", "precision",
+        "arithmetic: 8-bit activations where the file is quantised, or f32"),
+    CHOICE("engine.kv_type", ENUM, "f16", "f16 f32", "kv-type", "number format of the KV cache"),
+    CHOICE("engine.kernels", ENUM, "auto", "auto ref cpu", "kernels",
+        "kernel family; auto: the best that this machine has"),
+    KEY("engine.context", U32, "0", 0, 1u << 24, "context", "longest sequence in tokens; 0: what the model says"),
+
+    KEY("kv.memory", SIZE, "512MiB", MIB, 1ull << 50, "kv-memory", "memory of one node's KV blocks"),
+    KEY("kv.prefix_cache", BOOL, "true", 0, 0, "prefix-cache",
+        "keep the blocks of finished requests for equal prefixes"),
+    KEY("kv.hold", DURATION, "30s", 100 * MS, 3600 * S, NULL,
+        "how long blocks wait for a peer that must still fetch them"),
+    KEY("kv.lease", DURATION, "10s", 100 * MS, 600 * S, NULL,
+        "how long booked room lives without a sign of its router"),
+    KEY("kv.sweep", DURATION, "250ms", 10 * MS, 60 * S, NULL, "how often leases are checked"),
+
+    KEY("router.listen", ADDRESS, "127.0.0.1:7070", 0, 0, "listen", "gRPC for clients; port 0: any free one"),
+    KEY("router.admin", ADDRESS, "127.0.0.1:7071", 0, 0, "admin", "gRPC for operators"),
+    KEY("router.http", ADDRESS, NULL, 0, 0, "http", "HTTP for clients; off when not set"),
+    KEY("router.metrics", ADDRESS, NULL, 0, 0, "metrics", "Prometheus metrics over HTTP; off when not set"),
+    KEY("router.queue_max_requests", U32, "256", 1, 1u << 20, "queue-max-requests",
+        "requests that may wait; more are refused"),
+    KEY("router.queue_max_tokens", U64, "1000000", 1, 1ull << 40, "queue-max-tokens",
+        "prompt tokens that may wait; more are refused"),
+    KEY("router.queue_timeout", DURATION, "60s", 100 * MS, 3600 * S, NULL, "how long a request may wait for a place"),
+    KEY("router.ready_grace", DURATION, "5s", 0, 600 * S, "ready-grace",
+        "how long requests wait when no node is ready before they are refused"),
+    CHOICE("router.disaggregate", ENUM, "auto", "auto always never", "disaggregate",
+        "prefill and decode on different nodes"),
+    KEY("router.disaggregate_min_tokens", U32, "256", 0, 1u << 24, "disaggregate-min-tokens",
+        "auto ships when at least this many prompt tokens are not cached on the decode node"),
+    KEY("router.prefill_fallback", BOOL, "true", 0, 0, "prefill-fallback",
+        "let decode nodes compute prompts when no prefill node is ready"),
+    KEY("router.stream_buffer", SIZE, "256KiB", 4 * KIB, GIB, "stream-buffer",
+        "text kept for a client that reads slowly before its request ends"),
+    KEY("router.message_max", SIZE, "4MiB", 64 * KIB, GIB, NULL, "longest message from a client"),
+    KEY("router.stop_max_count", U32, "16", 0, 1024, NULL, "stop strings of one request"),
+    KEY("router.stop_max_bytes", U32, "256", 1, 1u << 16, NULL, "bytes of one stop string"),
+    KEY("router.choices_max", U32, "16", 1, 1024, NULL, "choices (n) of one request"),
+    KEY("router.attempts_max", U32, "3", 1, 100, NULL, "attempts without a new token before a request fails"),
+    KEY("router.drain_timeout", DURATION, "60s", 0, 3600 * S, "drain-timeout",
+        "how long running requests may go on after SIGTERM"),
+    {.key = "router.nodes",
+        .type = KVF_CONFIG_MAPS,
+        .max = 1024,
+        .fields = node_fields,
+        .field_count = KVF_COUNT_OF(node_fields),
+        .help = "the nodes of the cluster"},
+
+    KEY("node.control", ADDRESS, "127.0.0.1:0", 0, 0, "control", "gRPC of routers to this node"),
+    KEY("node.transfer", ADDRESS, "127.0.0.1:0", 0, 0, "transfer", "page connections of other nodes to this one"),
+    CHOICE("node.transports", STRINGS, "shm,tcp", "shm tcp", "transports", "ways to move pages, best first"),
+    KEY("node.metrics", ADDRESS, NULL, 0, 0, "node-metrics", "Prometheus metrics over HTTP; off when not set"),
+    KEY("node.router_grace", DURATION, "10s", 100 * MS, 600 * S, NULL, "how long requests of a lost router live on"),
+    KEY("node.stall_limit", DURATION, "120s", S, 3600 * S, NULL, "no step for so long with work queued: not healthy"),
+
+    KEY("prefill.chunk_tokens", U32, "256", 16, 1u << 16, "prefill-chunk-tokens",
+        "tokens of one prompt computed at a time; a multiple of 16"),
+    KEY("prefill.batch_tokens", U32, "512", 16, 1u << 20, "prefill-batch-tokens",
+        "tokens of all prompts computed in one step"),
+    KEY("prefill.queue_max_requests", U32, "64", 1, 1u << 20, NULL,
+        "prompts that may wait on the node; more are refused"),
+
+    KEY("decode.sequences_max", U32, "64", 1, 1u << 16, "decode-sequences-max", "sequences that decode together"),
+    KEY("decode.expected_output", U32, "256", 1, 1u << 24, "decode-expected-output",
+        "tokens booked for an answer of unknown length, until answers were seen"),
+    KEY("decode.queue_max_requests", U32, "64", 0, 1u << 20, NULL, "requests that may wait for room on the node"),
+    KEY("decode.queue_timeout", DURATION, "30s", 0, 3600 * S, NULL, "how long a request may wait for room on the node"),
+    KEY("decode.prefill_chunk_tokens", U32, "128", 16, 1u << 16, NULL,
+        "tokens of a prompt computed between two decode steps"),
+
+    KEY("transfer.grant_ttl", DURATION, "10s", 100 * MS, 600 * S, NULL, "life of a grant that is not renewed"),
+    KEY("transfer.hold_ttl", DURATION, "30s", 100 * MS, 3600 * S, NULL,
+        "how long a prefill node keeps pages of which it has no answer"),
+    KEY("transfer.heartbeat", DURATION, "500ms", 10 * MS, 60 * S, NULL,
+        "interval of signs of life on a page connection"),
+    KEY("transfer.peer_timeout", DURATION, "3s", 50 * MS, 600 * S, NULL, "silence after which a peer is lost"),
+    KEY("transfer.staging", SIZE, "16MiB", 64 * KIB, 64 * GIB, NULL, "staging memory of one page connection"),
+
+    CHOICE("log.level", ENUM, "info", "error warn info debug", "log-level", "what is logged to stderr"),
+
+    NOT_BUILT("tls.cert", "certificate file (PEM)"),
+    NOT_BUILT("tls.key", "key file (PEM)"),
+    NOT_BUILT("tls.ca", "authority file (PEM)"),
+};
+
+static const kvf_config_schema schema = {
+    .title = "kvferry configuration", .env_prefix = "KVFERRY_", .keys = keys, .count = KVF_COUNT_OF(keys)};
+
+const kvf_config_schema *kvf_kvferry_schema(void) { return &schema; }
