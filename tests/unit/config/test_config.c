@@ -179,8 +179,8 @@ static void flags_and_variables_are_checked_too(void **state) {
     assert_int_equal(kvf_config_set_flag(c, "transfer.heartbeat", "1s"), KVF_OK); /* any key by its whole name */
     static const char *const want[] = {"env KVFERRY_ROUTER_NODES: router.nodes: can only be set in a file",
         "env KVFERRY_LOG_LEVEL: log.level: 'loud' is not known, expected one of: error warn info debug",
-        "env KVFERRY_TLS_KEY: tls.key: is not built yet: connections are not encrypted, keep them on one host or in a "
-        "private network",
+        ("env KVFERRY_TLS_KEY: tls.key: is not built yet: connections are not encrypted, keep them on one host or in a "
+         "private network"),
         "flag --thread: there is no such flag, did you mean '--threads'?",
         "flag --kv-memory: kv.memory: out of range, expected 1MiB to 1024TiB",
         "flag --transports: node.transports: 'tpc' is not known, expected one of: shm tcp, did you mean 'tcp'?"};
