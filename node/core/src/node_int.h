@@ -24,6 +24,7 @@ typedef struct {
     uint32_t sealed_count; /* leading blocks that are SEALED */
     uint32_t emitted;      /* tokens made in this attempt */
     uint64_t last_step;
+    uint32_t last_place; /* at the last pick, see decode_plan.h */
     bool in_step;
     uint32_t *tokens;    /* [context_max] */
     kvf_block_id *block; /* [blocks_per_seq] */

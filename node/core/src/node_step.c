@@ -90,7 +90,8 @@ static void plan_decodes(kvf_node *n) {
         const node_req *r = req_of(n, s);
         if (r->ending) continue;
         n->decode_candidates[count] =
-            (kvf_decode_candidate){.priority = r->priority, .arrival = r->arrival, .last_step = s->last_step};
+            (kvf_decode_candidate){
+            .priority = r->priority, .arrival = r->arrival, .last_step = s->last_step, .last_place = s->last_place};
         n->index_scratch[count++] = i;
     }
     if (count == 0) return;
@@ -104,6 +105,7 @@ static void plan_decodes(kvf_node *n) {
     }
     for (uint32_t i = 0; i < picked; i++) {
         node_seq *s = &n->seqs[n->decode_picks[i]];
+        s->last_place = i;
         if (s->state != SEQ_DECODE || req_of(n, s)->ending || !may_emit(n, req_of(n, s), 1)) continue;
         add_run(n, n->decode_picks[i], 1, 1);
         n->step_decode++;
@@ -261,6 +263,7 @@ static void run_done(kvf_node *n, uint32_t index, const kvf_step_sample *samples
     const kvf_step_run *run = &n->runs[index];
     node_seq *s = &n->seqs[n->run_seq[index]];
     node_req *r = req_of(n, s);
+    if (s->state == SEQ_FREE) return; /* given back with another choice of its request, a moment ago */
     if (r->ending) {
         node_release(n, r);
         return;
