@@ -49,8 +49,8 @@ static bool encode(const front_model *m, const char *field, const char *text, si
     return true;
 }
 
-bool front_encode_text(const front_model *m, ProtobufCBinaryData text, bool parse_special, front_bos bos, size_t ids_max,
-    front_prompt *out, fault *f) {
+bool front_encode_text(const front_model *m, ProtobufCBinaryData text, bool parse_special, front_bos bos,
+    size_t ids_max, front_prompt *out, fault *f) {
     if (!front_check_utf8(text, "text", f)) return false;
     uint8_t *trusted = NULL;
     if (parse_special && text.len) {
@@ -110,7 +110,7 @@ static bool message_json(const Kvferry__V1__ChatMessage *message, size_t index, 
     }
     json_t *object = json_object();
     bool ok = object && json_object_set_new(object, "role", json_bytes(message->role)) == 0 &&
-        json_object_set_new(object, "content", json_bytes(message->content)) == 0;
+              json_object_set_new(object, "content", json_bytes(message->content)) == 0;
     if (ok && message->name.len) ok = json_object_set_new(object, "name", json_bytes(message->name)) == 0;
     if (ok && message->tool_call_id.len)
         ok = json_object_set_new(object, "tool_call_id", json_bytes(message->tool_call_id)) == 0;
@@ -144,7 +144,8 @@ static bool messages_json(const Kvferry__V1__ChatInput *chat, json_t *vars, faul
 
 /* Names that say what the request is: template_kwargs_json must not be a second way to say it. */
 static bool reserved(const char *name) {
-    static const char *const names[] = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"};
+    static const char *const names[] = {
+        "messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"};
     for (size_t i = 0; i < KVF_COUNT_OF(names); i++)
         if (strcmp(name, names[i]) == 0) return true;
     return false;
@@ -185,8 +186,8 @@ static bool add_tools(const front_model *m, const Kvferry__V1__ChatInput *chat, 
 
 static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-/* Where the last message's own text ends in what was rendered; 0: it is not there. Only bytes that come from messages count,
- * so that words of the template are not taken for it. */
+/* Where the last message's own text ends in what was rendered; 0: it is not there. Only bytes that come from messages
+ * count, so that words of the template are not taken for it. */
 static size_t end_of_text(const kvf_template_output *out, const char *text, size_t len_bytes) {
     if (len_bytes == 0 || len_bytes > out->len_bytes) return 0;
     for (size_t at = out->len_bytes - len_bytes + 1; at-- > 0;) {
@@ -213,13 +214,13 @@ static bool cut_after_final(const Kvferry__V1__ChatInput *chat, kvf_template_out
     return true;
 }
 
-static bool render(const front_model *m, const Kvferry__V1__ChatInput *chat, int64_t now_unix, kvf_template_output *out,
-    fault *f) {
+static bool render(
+    const front_model *m, const Kvferry__V1__ChatInput *chat, int64_t now_unix, kvf_template_output *out, fault *f) {
     json_t *vars = json_object();
     if (!vars) return no_memory(f);
     bool generation = chat->_add_generation_prompt_case == KVFERRY__V1__CHAT_INPUT___ADD_GENERATION_PROMPT__NOT_SET
-        ? !chat->continue_final_message
-        : chat->add_generation_prompt;
+                          ? !chat->continue_final_message
+                          : chat->add_generation_prompt;
     bool ok = messages_json(chat, vars, f) && add_tools(m, chat, vars, f) && add_kwargs(chat, vars, f);
     if (ok && (json_object_set_new(vars, "documents", json_null()) != 0 ||
                   json_object_set_new(vars, "add_generation_prompt", json_boolean(generation)) != 0))
@@ -233,9 +234,9 @@ static bool render(const front_model *m, const Kvferry__V1__ChatInput *chat, int
             ok = no_memory(f);
         else if (status != KVF_OK)
             ok = fault_set(f, KVF_RPC_INVALID_ARGUMENT,
-                status == KVF_ERR_INVALID     ? "TEMPLATE_REFUSES"
-                    : status == KVF_ERR_LIMIT ? "TEMPLATE_LIMIT"
-                                              : "TEMPLATE_ERROR",
+                status == KVF_ERR_INVALID ? "TEMPLATE_REFUSES"
+                : status == KVF_ERR_LIMIT ? "TEMPLATE_LIMIT"
+                                          : "TEMPLATE_ERROR",
                 "chat", "chat template: %.360s", err.message);
     }
     json_decref(vars);

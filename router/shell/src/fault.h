@@ -1,4 +1,5 @@
-/* fault.h - why a call is refused, as its client will read it: code, reason for programs, field, one sentence for people. */
+/* fault.h - why a call is refused, as its client will read it: code, reason for programs, field, one sentence for
+ * people. */
 #ifndef FAULT_H
 #define FAULT_H
 #include "kvf/router.h"

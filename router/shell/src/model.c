@@ -34,7 +34,8 @@ static void load_template(front_model *m) {
     m->template_has_tools = mentions_tools(source);
     if (kvf_template_compile(source.data, source.len_bytes, &m->chat_template, &err) == KVF_OK) return;
     m->chat_template = NULL;
-    snprintf(m->template_why, sizeof m->template_why, "the model's chat template is not understood: %.220s", err.message);
+    snprintf(
+        m->template_why, sizeof m->template_why, "the model's chat template is not understood: %.220s", err.message);
     kvf_log(KVF_LOG_WARN, "router", "%s; text and token ids are served", m->template_why);
 }
 

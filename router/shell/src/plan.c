@@ -10,8 +10,9 @@ void front_plan_free(front_plan *p) { front_prompt_free(&p->prompt); }
 bool front_check_model(const front_model *m, ProtobufCBinaryData name, fault *f) {
     if (!front_check_utf8(name, "model", f)) return false;
     if (front_model_is(m, name)) return true;
-    return fault_set(f, KVF_RPC_NOT_FOUND, "UNKNOWN_MODEL", "model", "model: \"%.*s\" is not served here, \"%.100s\" is",
-        (int)KVF_MIN(name.len, (size_t)80), (const char *)name.data, m->id);
+    return fault_set(f, KVF_RPC_NOT_FOUND, "UNKNOWN_MODEL", "model",
+        "model: \"%.*s\" is not served here, \"%.100s\" is", (int)KVF_MIN(name.len, (size_t)80),
+        (const char *)name.data, m->id);
 }
 
 static bool check_text(ProtobufCBinaryData text, const char *field, size_t max_bytes, fault *f) {
@@ -54,8 +55,8 @@ static bool make_sampling(
     if (in) {
         take_params(in, s);
         if (in->n_logit_bias > KVF_SAMPLER_BIAS_MAX)
-            return BAD(f, "sampling.logit_bias", "sampling.logit_bias has %zu entries, the limit is %d", in->n_logit_bias,
-                KVF_SAMPLER_BIAS_MAX);
+            return BAD(f, "sampling.logit_bias", "sampling.logit_bias has %zu entries, the limit is %d",
+                in->n_logit_bias, KVF_SAMPLER_BIAS_MAX);
         for (size_t i = 0; i < in->n_logit_bias; i++)
             s->bias[s->bias_count++] = (kvf_logit_bias){in->logit_bias[i]->token_id, in->logit_bias[i]->bias};
     }
@@ -155,7 +156,8 @@ static bool take_ids(
             "token_ids: the prompt has %zu tokens, the limit is %" PRIu32, in->n_ids, limits->context_max);
     for (size_t i = 0; i < in->n_ids; i++)
         if (in->ids[i] >= m->vocab)
-            return BAD(f, "token_ids", "token_ids[%zu] is %" PRIu32 ", the vocabulary has %" PRIu32, i, in->ids[i], m->vocab);
+            return BAD(
+                f, "token_ids", "token_ids[%zu] is %" PRIu32 ", the vocabulary has %" PRIu32, i, in->ids[i], m->vocab);
     if (in->n_ids == 0) return true;
     out->ids = malloc(in->n_ids * sizeof *out->ids);
     if (!out->ids) return fault_set(f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory");
@@ -198,8 +200,8 @@ static bool check_context(const front_limits *limits, const front_plan *p, fault
             "input: the prompt has %zu tokens, the context of %zu leaves no room for output", prompt, context);
     if (least > context - prompt)
         return fault_set(f, KVF_RPC_INVALID_ARGUMENT, "CONTEXT_EXCEEDED", "stop.max_tokens",
-            "stop.max_tokens: %zu tokens of prompt and max_tokens of %" PRIu32 " exceed the context of %zu", prompt, least,
-            context);
+            "stop.max_tokens: %zu tokens of prompt and max_tokens of %" PRIu32 " exceed the context of %zu", prompt,
+            least, context);
     return true;
 }
 
@@ -208,8 +210,8 @@ bool front_plan_make(const front_model *m, const front_limits *limits, const Kvf
     *out = (front_plan){0};
     /* What is cheap first: tokenising is the bulk of the work. */
     bool ok = front_check_model(m, r->model, f) && make_rest(r, out, f) && make_stop(limits, r->stop, out, f) &&
-        make_output(r->output, out, f) && make_sampling(m, r, random_seed, out, f) &&
-        make_prompt(m, limits, r, now_unix, out, f) && check_context(limits, out, f);
+              make_output(r->output, out, f) && make_sampling(m, r, random_seed, out, f) &&
+              make_prompt(m, limits, r, now_unix, out, f) && check_context(limits, out, f);
     if (!ok) front_plan_free(out);
     return ok;
 }

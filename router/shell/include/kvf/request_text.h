@@ -1,5 +1,5 @@
-/* kvf/request_text.h - request ids and block names as people and clients see them: "7f03a1b2c3d4e5f6-12" (router epoch in
- * 16 hex digits, counter in decimal); 32 hex digits, high half first. */
+/* kvf/request_text.h - request ids and block names as people and clients see them: "7f03a1b2c3d4e5f6-12" (router epoch
+ * in 16 hex digits, counter in decimal); 32 hex digits, high half first. */
 #ifndef KVF_REQUEST_TEXT_H
 #define KVF_REQUEST_TEXT_H
 #include "kvf/msg.h"

@@ -1,7 +1,7 @@
 /* kvf/router_shell.h - a router process: the router core, its sessions to nodes, the client API and the admin API.
  *
- * Threads: the caller of run owns the core and everything that is told to clients (one libevent base). Two workers check
- * input, render templates and tokenise. gRPC loops only hand over. They meet in one inbox. */
+ * Threads: the caller of run owns the core and everything that is told to clients (one libevent base). Two workers
+ * check input, render templates and tokenise. gRPC loops only hand over. They meet in one inbox. */
 #ifndef KVF_ROUTER_SHELL_H
 #define KVF_ROUTER_SHELL_H
 #include "kvf/router.h"
@@ -50,7 +50,8 @@ bool kvf_router_shell_serving(const kvf_router_shell *s); /* any thread */
 kvf_status kvf_router_shell_add_node(kvf_router_shell *s, const char *id, kvf_role role, const char *address);
 kvf_status kvf_router_shell_remove_node(kvf_router_shell *s, const char *id); /* any thread; unknown ids are ignored */
 
-/* Serves until stop: then health says NOT_SERVING, new requests are refused, running ones may finish within drain_ns. */
+/* Serves until stop: then health says NOT_SERVING, new requests are refused, running ones may finish within drain_ns.
+ */
 kvf_status kvf_router_shell_run(kvf_router_shell *s);
 void kvf_router_shell_stop(kvf_router_shell *s); /* any thread, not a signal handler; call twice to stop now */
 void kvf_router_shell_destroy(kvf_router_shell *s);
