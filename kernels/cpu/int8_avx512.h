@@ -4,7 +4,7 @@
 #ifndef KVF_INT8_AVX512_H
 #define KVF_INT8_AVX512_H
 
-enum { Q_ROWS = 6, Q_PANELS = 2, Q_AHEAD = 3072 };
+enum { Q_ROWS = 6, Q_PANELS = 2, Q_AHEAD = 32768 };
 
 LANES_INLINE __m512i four(const int8_t *q) {
     int32_t v;
@@ -82,7 +82,7 @@ LANES_INLINE void q_tile(kvf_pack_kind kind, const int ROWS, const int PANELS, c
         __m512i dot[Q_ROWS][Q_PANELS];
         if (ahead)
             UNROLL for (uint32_t line = 0; line < bytes; line += 64)
-                _mm_prefetch((const char *)(codes + ahead + line), _MM_HINT_T0);
+                _mm_prefetch((const char *)(codes + ahead + line), _MM_HINT_T1);
         UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] =
             kind == KVF_PACK_Q8 ? BYTES_START(scale[(size_t)t * x->groups].neg_128) : _mm512_setzero_si512();
         if (kind == KVF_PACK_Q8)

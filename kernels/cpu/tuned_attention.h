@@ -88,11 +88,25 @@ LANES_INLINE void score_all_rows(
     }
 }
 
+/* Pages lie scattered, so nobody but us knows what comes next: keys of the pages after these, and values of these. */
+LANES_INLINE void prefetch_pages(const kvf_attention *a, uint32_t position, uint32_t end) {
+    size_t bytes = (size_t)KVF_PAGE_TOKENS * a->head_dim * (a->cell == KVF_CELL_F16 ? 2 : 4);
+    for (uint32_t i = 0; i < KVF_ATTENTION_KEYS / KVF_PAGE_TOKENS; i++, position += KVF_PAGE_TOKENS) {
+        uint32_t next = position + KVF_ATTENTION_KEYS;
+        const uint8_t *keys = next < end ? cells_of(a, next, false) : NULL;
+        const uint8_t *values = position < end ? cells_of(a, position, true) : NULL;
+        for (size_t line = 0; keys && line < bytes; line += 64) _mm_prefetch((const char *)(keys + line), _MM_HINT_T1);
+        for (size_t line = 0; values && line < bytes; line += 64)
+            _mm_prefetch((const char *)(values + line), _MM_HINT_T1);
+    }
+}
+
 /* Scores of every row that sees them, positions [begin, end) of one split. */
 static void score_split(const tile *t, uint32_t begin, uint32_t end) {
     const kvf_attention *a = t->a;
     for (uint32_t at = begin; at < end; at += KVF_ATTENTION_KEYS) {
         uint32_t pages = end - at > KVF_PAGE_TOKENS ? 2 : 1;
+        prefetch_pages(a, at, end);
         for (uint32_t i = 0; i < pages; i++) {
             if (a->cell == KVF_CELL_F16)
                 turn_page(KVF_CELL_F16, t, at + i * 16, i * 16);

@@ -1,10 +1,11 @@
 /* Thread pool of one engine.
  *
- * One 64-bit word says everything: job number (high half) and tasks nobody has taken yet (low half). A thread takes a
- * task by lowering the low half with compare-and-swap. The other fields of a job are written before its word is
- * published and change only when all its tasks are done; so a thread that holds a task may read them, however late it
- * came. The caller takes tasks too and waits only for tasks somebody holds: a worker that sleeps, or never gets a core,
- * delays nothing. */
+ * A job's tasks are cut into one stretch per thread. A stretch is one 64-bit word: job number, first and last task
+ * nobody has taken yet. Its owner takes from the front, so it walks straight through memory; who has run out takes from
+ * the back of others'. Taking is a compare-and-swap. The other fields of a job are written before its stretches and
+ * change only when all its tasks are done; so a thread that holds a task may read them, however late it came. The
+ * caller takes tasks too and waits only for tasks somebody holds: a worker that sleeps, or never gets a core, delays
+ * nothing. */
 #include "pool.h"
 #include "kvf/os.h"
 #include <pthread.h>
@@ -12,14 +13,17 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+enum { TASK_MASK = (1 << 20) - 1, JOB_MASK = (1 << 24) - 1 };
 enum { SPINS_BEFORE_SLEEP = 4000, SPINS_BEFORE_YIELD = 2000 };
 
 struct kvf_pool {
-    _Alignas(64) _Atomic uint64_t word; /* job << 32 | tasks left to take */
+    _Alignas(64) _Atomic uint32_t job;
+    struct stretch {
+        _Alignas(64) _Atomic uint64_t word; /* job << 40 | end << 20 | begin */
+    } * stretches; /* [threads] */
     _Alignas(64) _Atomic uint32_t done; /* finished tasks of the job */
     _Alignas(64) _Atomic(kvf_pool_fn) fn;
     _Atomic(void *) context;
-    _Atomic uint32_t tasks;
     _Alignas(64) _Atomic uint32_t sleepers;
     _Atomic bool stop;
     uint32_t threads, started;
@@ -42,32 +46,44 @@ static inline void pause_cpu(void) {
 #endif
 }
 
-/* Takes and does tasks of job `job` until none is left. */
-static void work(kvf_pool *p, uint32_t job, uint32_t thread) {
-    uint64_t word = atomic_load_explicit(&p->word, memory_order_acquire);
-    while ((uint32_t)(word >> 32) == job && (uint32_t)word > 0) {
-        if (!atomic_compare_exchange_weak_explicit(
-                &p->word, &word, word - 1, memory_order_acq_rel, memory_order_acquire))
+static uint64_t stretch_word(uint32_t job, uint32_t begin, uint32_t end) {
+    return (uint64_t)(job & JOB_MASK) << 40 | (uint64_t)end << 20 | begin;
+}
+
+/* Takes one task of a stretch; false when it has none left, or belongs to another job. */
+static bool take(struct stretch *s, uint32_t job, bool front, uint32_t *task) {
+    uint64_t word = atomic_load_explicit(&s->word, memory_order_acquire);
+    for (;;) {
+        uint32_t begin = word & TASK_MASK, end = word >> 20 & TASK_MASK;
+        if ((uint32_t)(word >> 40) != (job & JOB_MASK) || begin >= end) return false;
+        uint64_t rest = front ? stretch_word(job, begin + 1, end) : stretch_word(job, begin, end - 1);
+        if (!atomic_compare_exchange_weak_explicit(&s->word, &word, rest, memory_order_acq_rel, memory_order_acquire))
             continue;
-        kvf_pool_fn fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
-        void *context = atomic_load_explicit(&p->context, memory_order_relaxed);
-        uint32_t tasks = atomic_load_explicit(&p->tasks, memory_order_relaxed);
-        fn(context, tasks - (uint32_t)word, thread);
-        atomic_fetch_add_explicit(&p->done, 1, memory_order_release);
-        word = atomic_load_explicit(&p->word, memory_order_acquire);
+        *task = front ? begin : end - 1;
+        return true;
+    }
+}
+
+static void work(kvf_pool *p, uint32_t job, uint32_t thread) {
+    for (uint32_t i = 0; i < p->threads; i++) {
+        uint32_t owner = (thread + i) % p->threads, task;
+        while (take(&p->stretches[owner], job, i == 0, &task)) {
+            kvf_pool_fn fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
+            fn(atomic_load_explicit(&p->context, memory_order_relaxed), task, thread);
+            atomic_fetch_add_explicit(&p->done, 1, memory_order_release);
+        }
     }
 }
 
 /* Waits for another job than `seen`. */
 static void wait_for_job(kvf_pool *p, uint32_t seen) {
     for (uint32_t i = 0; p->may_spin && i < SPINS_BEFORE_SLEEP; i++) {
-        if ((uint32_t)(atomic_load_explicit(&p->word, memory_order_acquire) >> 32) != seen) return;
+        if (atomic_load_explicit(&p->job, memory_order_acquire) != seen) return;
         pause_cpu();
     }
     pthread_mutex_lock(&p->lock);
     atomic_fetch_add(&p->sleepers, 1);
-    while ((uint32_t)(atomic_load(&p->word) >> 32) == seen && !atomic_load(&p->stop))
-        pthread_cond_wait(&p->wake, &p->lock);
+    while (atomic_load(&p->job) == seen && !atomic_load(&p->stop)) pthread_cond_wait(&p->wake, &p->lock);
     atomic_fetch_sub(&p->sleepers, 1);
     pthread_mutex_unlock(&p->lock);
 }
@@ -93,7 +109,7 @@ static void *worker_main(void *argument) {
     if (p->pin) pin_to(w->index);
     uint32_t seen = 0;
     while (!atomic_load(&p->stop)) {
-        uint32_t job = (uint32_t)(atomic_load_explicit(&p->word, memory_order_acquire) >> 32);
+        uint32_t job = atomic_load_explicit(&p->job, memory_order_acquire);
         if (job == seen) {
             wait_for_job(p, seen);
             continue;
@@ -115,7 +131,9 @@ kvf_status kvf_pool_create(uint32_t threads, bool pin, kvf_pool **out) {
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->wake, NULL);
     p->workers = calloc(threads, sizeof *p->workers);
-    if (!p->workers) goto undo_pool;
+    p->stretches = aligned_alloc(64, threads * sizeof *p->stretches);
+    if (!p->workers || !p->stretches) goto undo_pool;
+    memset(p->stretches, 0, threads * sizeof *p->stretches);
     for (p->started = 0; p->started + 1 < threads; p->started++) {
         struct worker *w = &p->workers[p->started];
         *w = (struct worker){.pool = p, .index = p->started + 1};
@@ -132,12 +150,13 @@ void kvf_pool_destroy(kvf_pool *p) {
     if (!p) return;
     pthread_mutex_lock(&p->lock);
     atomic_store(&p->stop, true);
-    atomic_fetch_add(&p->word, 1ull << 32); /* spinners leave their wait; no task is left in the word */
+    atomic_fetch_add(&p->job, 1); /* spinners leave their wait; no stretch carries this number */
     pthread_cond_broadcast(&p->wake);
     pthread_mutex_unlock(&p->lock);
     for (uint32_t i = 0; i < p->started; i++) pthread_join(p->workers[i].thread, NULL);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);
+    free(p->stretches);
     free(p->workers);
     free(p);
 }
@@ -150,12 +169,16 @@ void kvf_pool_run(kvf_pool *p, kvf_pool_fn fn, void *context, uint32_t tasks) {
         for (uint32_t i = 0; i < tasks; i++) fn(context, i, 0);
         return;
     }
-    uint32_t job = (uint32_t)(atomic_load_explicit(&p->word, memory_order_relaxed) >> 32) + 1;
+    uint32_t job = atomic_load_explicit(&p->job, memory_order_relaxed) + 1;
+    KVF_ASSERT(tasks <= TASK_MASK);
     atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
     atomic_store_explicit(&p->context, context, memory_order_relaxed);
-    atomic_store_explicit(&p->tasks, tasks, memory_order_relaxed);
     atomic_store_explicit(&p->done, 0, memory_order_relaxed);
-    atomic_store(&p->word, (uint64_t)job << 32 | tasks); /* sequentially consistent with the count of sleepers */
+    for (uint64_t i = 0; i < p->threads; i++)
+        atomic_store_explicit(&p->stretches[i].word,
+            stretch_word(job, (uint32_t)(i * tasks / p->threads), (uint32_t)((i + 1) * tasks / p->threads)),
+            memory_order_release);
+    atomic_store(&p->job, job); /* sequentially consistent with the count of sleepers */
     if (atomic_load(&p->sleepers) > 0) {
         pthread_mutex_lock(&p->lock);
         pthread_cond_broadcast(&p->wake);
