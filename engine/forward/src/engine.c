@@ -40,7 +40,6 @@ static void carve_workspace(kvf_engine *e, carver *c) {
     size_t rows = e->options.tokens_max, logits = KVF_MAX(e->options.logit_rows_max, 1u);
     e->rows = CARVE(c, kvf_row, rows);
     e->tiles = CARVE(c, kvf_tile, rows);
-    e->logit_row = CARVE(c, uint32_t, logits);
     e->cos_sin = CARVE(c, float, rows * s->rope_dims);
     e->x = CARVE(c, float, rows * s->hidden);
     e->qkv = CARVE(c, float, rows *(s->heads + 2 * s->kv_heads) * s->head_dim);
@@ -149,22 +148,26 @@ static bool run_is_valid(const kvf_engine *e, const kvf_engine_run *run) {
     return true;
 }
 
+void kvf_lay_tiles(kvf_engine *e, uint32_t run_index, const kvf_engine_run *run, uint32_t first, uint32_t row) {
+    uint32_t most = kvf_tile_tokens(&e->m->spec);
+    for (uint32_t i = first; i < run->count; i += most)
+        e->tiles[e->tiles_count++] =
+            (kvf_tile){.run = run_index, .first = i, .tokens = KVF_MIN(most, run->count - i), .row = row + i - first};
+}
+
 /* Numbers rows and attention tiles; KVF_ERR_INVALID before anything but the workspace was written. */
 static kvf_status lay_out_step(kvf_engine *e, const kvf_engine_step *step) {
     if (step->runs_count == 0 || step->runs_count > e->options.sequences_max) return KVF_ERR_INVALID;
-    uint32_t tile_tokens = kvf_tile_tokens(&e->m->spec);
     e->rows_count = e->tiles_count = e->logits_count = 0;
     for (uint32_t r = 0; r < step->runs_count; r++) {
         const kvf_engine_run *run = &step->runs[r];
         if (!run_is_valid(e, run) || run->count > e->options.tokens_max - e->rows_count ||
             run->logit_rows > e->options.logit_rows_max - e->logits_count)
             return KVF_ERR_INVALID;
-        for (uint32_t i = 0; i < run->count; i += tile_tokens)
-            e->tiles[e->tiles_count++] = (kvf_tile){
-                .run = r, .first = i, .tokens = KVF_MIN(tile_tokens, run->count - i), .row = e->rows_count + i};
+        kvf_lay_tiles(e, r, run, 0, e->rows_count);
+        e->logits_count += run->logit_rows;
         for (uint32_t i = 0; i < run->count; i++) {
             uint32_t position = run->position + i;
-            if (i >= run->count - run->logit_rows) e->logit_row[e->logits_count++] = e->rows_count;
             e->rows[e->rows_count++] = (kvf_row){
                 .token = run->tokens[i], .position = position, .block = run->blocks[position / KVF_BLOCK_TOKENS]};
         }

@@ -74,7 +74,6 @@ struct kvf_engine {
     float *qkv; /* [row][(heads + 2 kv_heads) * head_dim] */
     float *heads; /* [row][heads * head_dim]: attention's result */
     kvf_activations hidden_in, heads_in, ffn_in, head_in;
-    uint32_t *logit_row; /* rows whose logits are wanted */
     uint8_t *scratch; /* [thread][scratch_bytes] */
     size_t scratch_bytes;
 
@@ -93,5 +92,7 @@ static inline uint32_t kvf_tile_tokens(const kvf_model_spec *s) {
     return tokens < 1 ? 1 : tokens > KVF_TILE_TOKENS ? KVF_TILE_TOKENS : tokens;
 }
 
+/* Appends attention tiles for tokens [first, count) of a run; `row`: of the first. */
+void kvf_lay_tiles(kvf_engine *e, uint32_t run_index, const kvf_engine_run *run, uint32_t first, uint32_t row);
 void kvf_forward(kvf_engine *e);
 #endif

@@ -270,16 +270,32 @@ static void gate_and_up(kvf_engine *e, const kvf_layer_weights *w) {
     kvf_pool_run(e->pool, ffn_task, &job, (uint32_t)kvf_div_up(w->gate.pairs, job.pairs) * job.row_tasks);
 }
 
-/* Logits of the rows asked for. Their residual rows move to the front: nothing needs the others any more. */
+/* After the last layer's keys and values are stored, only rows whose logits are wanted matter: they move to the front,
+ * and the step goes on with them alone. */
+static void keep_wanted_rows(kvf_engine *e) {
+    const kvf_model_spec *s = &e->m->spec;
+    size_t x_width = s->hidden, qkv_width = ((size_t)s->heads + 2 * s->kv_heads) * s->head_dim;
+    uint32_t from = 0, kept = 0;
+    e->tiles_count = 0;
+    for (uint32_t r = 0; r < e->step->runs_count; r++) {
+        const kvf_engine_run *run = &e->step->runs[r];
+        uint32_t skip = run->count - run->logit_rows;
+        kvf_lay_tiles(e, r, run, skip, kept);
+        memmove(e->x + kept * x_width, e->x + (from + skip) * x_width, run->logit_rows * x_width * sizeof(float));
+        memmove(
+            e->qkv + kept * qkv_width, e->qkv + (from + skip) * qkv_width, run->logit_rows * qkv_width * sizeof(float));
+        from += run->count;
+        kept += run->logit_rows;
+    }
+    e->rows_count = kept;
+}
+
 static void logits(kvf_engine *e) {
     const kvf_model *m = e->m;
-    for (uint32_t i = 0; i < e->logits_count; i++)
-        memmove(e->x + (size_t)i * m->spec.hidden, e->x + (size_t)e->logit_row[i] * m->spec.hidden,
-            m->spec.hidden * sizeof(float));
-    norm(e, e->x, m->output_norm, e->logits_count, &e->head_in);
+    norm(e, e->x, m->output_norm, e->rows_count, &e->head_in);
     run_products(&(products_job){.e = e,
         .in = &e->head_in,
-        .rows = e->logits_count,
+        .rows = e->rows_count,
         .products_count = 1,
         .products = {{&m->head, {e->step->logits, m->spec.vocab, false}}}});
 }
@@ -290,21 +306,22 @@ static void watch(kvf_engine *e, uint32_t layer) {
 
 void kvf_forward(kvf_engine *e) {
     const kvf_model *m = e->m;
-    uint32_t rows = e->rows_count;
-    each_row(&(rows_job){.e = e, .rows = rows, .fn = embed_row});
+    each_row(&(rows_job){.e = e, .rows = e->rows_count, .fn = embed_row});
     watch(e, 0);
     for (uint32_t layer = 0; layer < m->spec.layers; layer++) {
         const kvf_layer_weights *w = &m->layer[layer];
-        norm(e, e->x, w->attn_norm, rows, &e->hidden_in);
+        norm(e, e->x, w->attn_norm, e->rows_count, &e->hidden_in);
         project_qkv(e, w);
-        each_row(&(rows_job){.e = e, .rows = rows, .layer = layer, .fn = finish_row});
+        each_row(&(rows_job){.e = e, .rows = e->rows_count, .layer = layer, .fn = finish_row});
         if (e->step->on_layer) e->step->on_layer(e->step->self, layer);
+        if (layer + 1 == m->spec.layers) keep_wanted_rows(e);
+        if (e->rows_count == 0) return;
         attend(e, layer);
         project_add(e, &w->o, &e->heads_in);
-        norm(e, e->x, w->ffn_norm, rows, &e->hidden_in);
+        norm(e, e->x, w->ffn_norm, e->rows_count, &e->hidden_in);
         gate_and_up(e, w);
         project_add(e, &w->down, &e->ffn_in);
         watch(e, layer + 1);
     }
-    if (e->logits_count > 0) logits(e);
+    logits(e);
 }
