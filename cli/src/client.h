@@ -1,0 +1,42 @@
+/* client.h - a command's connection to a router: one channel, calls that Ctrl-C can cancel, and what a failure means to
+ * a person.
+ *
+ * First Ctrl-C (TERM, HUP): the running call is cancelled and the command ends with status 1; second: the process dies
+ * at once. */
+#ifndef KVF_CLI_CLIENT_H
+#define KVF_CLI_CLIENT_H
+#include "kvf/rpc.h"
+
+enum { KVF_EXIT_OK = 0, KVF_EXIT_FAILED = 1, KVF_EXIT_USAGE = 64, KVF_EXIT_UNAVAILABLE = 69, KVF_EXIT_CONFIG = 78 };
+
+#define KVF_CLI_ROUTER "127.0.0.1:7070" /* where commands look for the client listener */
+#define KVF_CLI_ADMIN "127.0.0.1:7071" /* and for the admin listener */
+
+typedef struct kvf_client kvf_client;
+/* address: borrowed. On failure the reason was printed and *exit_status set. */
+kvf_client *kvf_client_open(const char *address, int *exit_status);
+void kvf_client_close(kvf_client *c);
+
+/* One call, its answer the caller's (kvf_rpc_message_free); NULL: *exit_status says, and the reason was printed. */
+ProtobufCMessage *kvf_client_call(kvf_client *c, const ProtobufCServiceDescriptor *service, const char *method,
+    const ProtobufCMessage *request, uint64_t deadline_ms, int *exit_status);
+/* The same without a word on stderr; result may be NULL. */
+ProtobufCMessage *kvf_client_try(kvf_client *c, const ProtobufCServiceDescriptor *service, const char *method,
+    const ProtobufCMessage *request, uint64_t deadline_ms, kvf_rpc_result *result);
+
+/* A stream. on_message: *message is borrowed until return, or taken by setting it NULL. False: cancel the rest. */
+typedef bool (*kvf_client_message_fn)(void *self, ProtobufCMessage **message);
+/* The result says how it ended; KVF_OK when with OK or because on_message wanted no more. */
+kvf_status kvf_client_stream(kvf_client *c, const ProtobufCServiceDescriptor *service, const char *method,
+    const ProtobufCMessage *request, uint64_t deadline_ms, kvf_client_message_fn on_message, void *self,
+    kvf_rpc_result *result);
+
+/* Conversations: a Ctrl-C ends the call, not the command. */
+bool kvf_client_interrupted(const kvf_client *c); /* since the last reset */
+void kvf_client_reset(kvf_client *c);
+int kvf_client_interrupt_fd(const kvf_client *c); /* readable after a Ctrl-C, until reset */
+
+/* Prints why a call failed, for people, and returns the exit status: 69 where nothing answers. */
+int kvf_client_report(const kvf_client *c, const kvf_rpc_result *result);
+int kvf_client_exit_status(const kvf_rpc_result *result);
+#endif

@@ -1,0 +1,255 @@
+/* serve: a whole cluster on this host: a router, prefill and decode nodes, each its own process, control over Unix
+ * sockets in a private directory. This process only supervises them: it loads no model and never starts gRPC (see
+ * supervisor.h). */
+#include "buf.h"
+#include "cmd.h"
+#include "kvf/log.h"
+#include "kvf/model_spec.h"
+#include "kvf/os.h"
+#include "settings.h"
+#include "supervisor.h"
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { NODES_MAX = 32, STRINGS_MAX = NODES_MAX * 4 + KVF_SETTINGS_FLAGS_MAX + 16 };
+
+typedef struct {
+    const kvf_settings_options *o;
+    const kvf_config *config;
+    char dir[96]; /* private, of our sockets; "" none */
+    const char *flags[KVF_SETTINGS_FLAGS_MAX]; /* what was given to us, for each of them */
+    uint32_t nodes;
+    kvf_child children[NODES_MAX + 1]; /* the router is the last */
+    char *strings[STRINGS_MAX]; /* owned: what argv points at */
+    uint32_t strings_count;
+} cluster;
+
+/* Parts, up to NULL, as one text that lives as long as the cluster. */
+static const char *keep(cluster *k, const char *const *parts) {
+    kvf_buf text = {0};
+    for (; *parts; parts++) kvf_buf_puts(&text, *parts);
+    KVF_ASSERT(k->strings_count < STRINGS_MAX);
+    k->strings[k->strings_count++] = text.text;
+    return text.text;
+}
+
+#define KEEP(k, ...) keep(k, (const char *const[]){__VA_ARGS__, NULL})
+
+static void arg(kvf_child *c, const char *text) {
+    for (uint32_t i = 0; i + 1 < KVF_CHILD_ARGS_MAX; i++) {
+        if (c->argv[i]) continue;
+        c->argv[i] = text;
+        return;
+    }
+    KVF_ASSERT(!"too many arguments");
+}
+
+/* A directory of our own for sockets. False: none that is short enough; the nodes then listen on loopback. */
+static bool make_dir(cluster *k) {
+    const char *candidates[] = {getenv("XDG_RUNTIME_DIR"), getenv("TMPDIR"), "/tmp"};
+    for (size_t i = 0; i < KVF_COUNT_OF(candidates); i++) {
+        const char *base = candidates[i];
+        /* "/p31.sock" and the lock beside it must fit into a socket address. */
+        if (!base || base[0] != '/' || strlen(base) > sizeof k->dir - 24) continue;
+        snprintf(k->dir, sizeof k->dir, "%s/kvferry-XXXXXX", base);
+        if (mkdtemp(k->dir)) return true;
+    }
+    k->dir[0] = 0;
+    return false;
+}
+
+/* Only what lies flat in it: sockets and their locks. */
+static void remove_dir(const cluster *k) {
+    if (!k->dir[0]) return;
+    for (uint32_t i = 0; i < k->nodes; i++) {
+        static const char *const ends[] = {"", ".lock"};
+        for (size_t e = 0; e < KVF_COUNT_OF(ends); e++) {
+            char path[160];
+            snprintf(path, sizeof path, "%s/%s.sock%s", k->dir, k->children[i].name, ends[e]);
+            unlink(path);
+        }
+    }
+    if (rmdir(k->dir) != 0) kvf_log(KVF_LOG_WARN, "serve", "%s stays behind: %s", k->dir, strerror(errno));
+}
+
+/* A free port of loopback, found by binding it: the fallback where no socket path is short enough. It must stay the
+ * same when a node starts again, so the node cannot choose it. */
+static uint32_t free_port(void) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    uint32_t port = 0;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0)
+        port = ntohs(a.sin_port);
+    if (fd >= 0) close(fd);
+    return port;
+}
+
+static void add_common(cluster *k, kvf_child *c) {
+    if (k->o->file) {
+        arg(c, "--config");
+        arg(c, k->o->file);
+    }
+    for (uint32_t i = 0; i < k->o->flags_count; i++) arg(c, k->flags[i]);
+}
+
+static void add_node(cluster *k, const char *command, char letter, uint32_t index, kvf_child *router) {
+    kvf_child *c = &k->children[k->nodes];
+    char id[16], address[160];
+    snprintf(id, sizeof id, "%c%u", letter, index);
+    if (k->dir[0])
+        snprintf(address, sizeof address, "unix:%s/%s.sock", k->dir, id);
+    else
+        snprintf(address, sizeof address, "127.0.0.1:%u", free_port());
+    c->name = KEEP(k, id);
+    c->stage = 1;
+    arg(c, "kvferry");
+    arg(c, command);
+    add_common(k, c);
+    arg(c, KEEP(k, "--node-id=", id));
+    arg(c, KEEP(k, "--control=", address));
+    arg(router, KEEP(k, "--node=", id, letter == 'p' ? ",prefill," : ",decode,", address));
+    k->nodes++;
+}
+
+/* The admin listener follows the client listener: a free port where that one is free, so that two clusters never meet
+ * on 7071. */
+static const char *admin_of(cluster *k) {
+    char source[64];
+    const char *listen = kvf_config_string(k->config, "router.listen");
+    kvf_config_source(k->config, "router.admin", source, sizeof source);
+    size_t len = strlen(listen);
+    bool free_choice = len > 2 && strcmp(listen + len - 2, ":0") == 0;
+    return free_choice && strcmp(source, "default") == 0 ? "127.0.0.1:0" : kvf_config_string(k->config, "router.admin");
+}
+
+static void build(cluster *k, uint32_t prefill, uint32_t decode) {
+    kvf_child *router = &k->children[prefill + decode];
+    for (uint32_t i = 0; i < k->o->flags_count; i++) k->flags[i] = KEEP(k, "--", k->o->flags[i]);
+    router->name = "router";
+    router->front = true;
+    arg(router, "kvferry");
+    arg(router, "router");
+    add_common(k, router);
+    arg(router, "--when-connected");
+    for (uint32_t i = 0; i < prefill; i++) add_node(k, "prefill-node", 'p', i, router);
+    for (uint32_t i = 0; i < decode; i++) add_node(k, "decode-node", 'd', i, router);
+    arg(router, "--node-id=router");
+    arg(router, KEEP(k, "--admin=", admin_of(k)));
+    arg(router, KEEP(k, "--listen=", kvf_config_string(k->config, "router.listen")));
+}
+
+/* The router took free ports: when it starts again it must take the same. */
+static void on_ready(void *self, uint32_t index, const char *line) {
+    cluster *k = self;
+    kvf_child *router = &k->children[k->nodes];
+    if (index != k->nodes || k->strings_count + 2 > STRINGS_MAX) return;
+    uint32_t last = 0;
+    while (router->argv[last + 1]) last++;
+    static const struct {
+        const char *key, *flag;
+        uint32_t from_end;
+    } fields[] = {{" grpc=", "--listen=", 0}, {" admin=", "--admin=", 1}};
+    for (size_t i = 0; i < KVF_COUNT_OF(fields); i++) {
+        const char *at = strstr(line, fields[i].key);
+        if (!at) continue;
+        at += strlen(fields[i].key);
+        char address[256];
+        snprintf(address, sizeof address, "%.*s", (int)KVF_MIN(strcspn(at, " "), sizeof address - 1), at);
+        const char *flag = KEEP(k, fields[i].flag, address);
+        if (strcmp(router->argv[last - fields[i].from_end], flag) != 0)
+            router->argv[last - fields[i].from_end] = flag;
+        else
+            free(k->strings[--k->strings_count]);
+    }
+}
+
+/* The model's head is read here, so that a bad file is one clear line and not one from each child. */
+static kvf_status check_model(const char *path, kvf_error *err) {
+    kvf_gguf *g;
+    kvf_model_spec spec;
+    kvf_status status = kvf_gguf_open(path, &g, err);
+    if (status != KVF_OK) return status;
+    status = kvf_model_spec_load(g, &spec, err);
+    if (status == KVF_OK) kvf_model_spec_free(&spec);
+    kvf_gguf_close(g);
+    return status;
+}
+
+static int supervise(cluster *k, uint32_t prefill, uint32_t decode) {
+    if (!make_dir(k))
+        kvf_log(KVF_LOG_WARN, "serve", "no short private directory for sockets: nodes listen on loopback ports");
+    build(k, prefill, decode);
+    uint32_t cores = kvf_os_cpu_count(), threads = kvf_config_u32(k->config, "engine.threads");
+    kvf_log(KVF_LOG_INFO, "serve",
+        "%u prefill + %u decode nodes, %u threads each, on %u cores; KV memory %llu MiB each", prefill, decode,
+        threads ? threads : cores, cores, (unsigned long long)(kvf_config_u64(k->config, "kv.memory") >> 20));
+    kvf_supervisor_options s = {.program = "/proc/self/exe",
+        .children = k->children,
+        .count = k->nodes + 1,
+        .ready_fd = STDOUT_FILENO,
+        .stop_limit_ns = kvf_config_u64(k->config, "router.drain_timeout") + 10 * KVF_NS_PER_S,
+        .on_ready = on_ready,
+        .self = k};
+    int status = kvf_supervisor_run(&s);
+    remove_dir(k);
+    return status;
+}
+
+static int run(const kvf_command *command, const void *options, const kvf_args *args) {
+    const kvf_settings_options *o = options;
+    int status;
+    kvf_error err = {0};
+    cluster *k = calloc(1, sizeof *k);
+    kvf_config *c = kvf_settings_load(command, o, &status);
+    if (!k || !c) goto done;
+    kvf_settings_apply_log(c, "");
+    k->o = o;
+    k->config = c;
+    const char *model = kvf_config_string(c, "model.path");
+    if (!model) {
+        status = kvf_cmd_usage(command, "--model FILE is needed");
+    } else if (o->prefill + o->decode > NODES_MAX) {
+        status = kvf_cmd_usage(
+            command, "--prefill %u --decode %u: at most %d nodes in all", o->prefill, o->decode, NODES_MAX);
+    } else if (check_model(model, &err) != KVF_OK) {
+        status = kvf_cmd_failed(&err);
+    } else {
+        status = supervise(k, o->prefill, o->decode);
+    }
+done:
+    if (c) kvf_config_destroy(c);
+    for (uint32_t i = 0; k && i < k->strings_count; i++) free(k->strings[i]);
+    free(k);
+    kvf_settings_options_fini(o);
+    return status;
+}
+
+#define AT(f) offsetof(kvf_settings_options, f)
+static const kvf_arg rows[] = {
+    {"prefill", 0, KVF_ARG_U32, "N", "prefill nodes (default 1)", AT(prefill), 1, NODES_MAX, NULL, false},
+    {"decode", 0, KVF_ARG_U32, "N", "decode nodes (default 1)", AT(decode), 1, NODES_MAX, NULL, false},
+    {"config", 'c', KVF_ARG_TEXT, "FILE", "YAML file for all of them", AT(file), 0, 0, "KVFERRY_CONFIG", false},
+};
+static const kvf_settings_options defaults = {.prefill = 1, .decode = 1};
+const kvf_command kvf_cmd_serve = {
+    .name = "serve",
+    .positional = "",
+    .summary = "a whole cluster on this host, each role its own process",
+    .about = "  Prints one line to stdout when it can answer: ready grpc=ADDRESS admin=ADDRESS. A process that dies is "
+             "started again.\n"
+             "  TERM or Ctrl-C: running requests may finish; twice: stop now. Threads and KV memory are of each node.",
+    .rows = rows,
+    .rows_count = KVF_COUNT_OF(rows),
+    .options_bytes = sizeof(kvf_settings_options),
+    .defaults = &defaults,
+    .other = kvf_settings_other,
+    .other_help = kvf_settings_help,
+    .run = run,
+};
