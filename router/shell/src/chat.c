@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define BAD(f, field, ...) fault_set(f, KVF_RPC_INVALID_ARGUMENT, "INVALID_FIELD", field, __VA_ARGS__)
+#define BAD(f, field, ...) front_fault_set(f, KVF_RPC_INVALID_ARGUMENT, "INVALID_FIELD", field, __VA_ARGS__)
 
 void front_prompt_free(front_prompt *p) {
     free(p->ids);
@@ -18,7 +18,9 @@ bool front_check_utf8(ProtobufCBinaryData text, const char *field, fault *f) {
 
 /* ---- ids ---- */
 
-static bool no_memory(fault *f) { return fault_set(f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory"); }
+static bool no_memory(fault *f) {
+    return front_fault_set(f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory");
+}
 
 static bool encode(const front_model *m, const char *field, const char *text, size_t len_bytes, const uint8_t *trusted,
     front_bos bos, size_t ids_max, front_prompt *out, fault *f) {
@@ -27,11 +29,11 @@ static bool encode(const front_model *m, const char *field, const char *text, si
     size_t count = 0;
     kvf_status status = kvf_tokenizer_encode(m->tokenizer, text, len_bytes, trusted, ids_max, &ids, &count);
     if (status == KVF_ERR_LIMIT)
-        return fault_set(f, KVF_RPC_INVALID_ARGUMENT, "PROMPT_TOO_LONG", field,
+        return front_fault_set(f, KVF_RPC_INVALID_ARGUMENT, "PROMPT_TOO_LONG", field,
             "%s: the prompt has more than %zu tokens, the limit", field, ids_max);
     if (status == KVF_ERR_NO_MEMORY) return no_memory(f);
     if (status != KVF_OK)
-        return fault_set(f, KVF_RPC_INTERNAL, "TOKENIZER", NULL, "tokenizer: %s", kvf_status_text(status));
+        return front_fault_set(f, KVF_RPC_INTERNAL, "TOKENIZER", NULL, "tokenizer: %s", kvf_status_text(status));
     bool wanted = info->bos != KVF_TOKEN_NONE && (bos == BOS_YES || (bos == BOS_AS_MODEL && info->add_bos));
     if (wanted && (count == 0 || ids[0] != info->bos)) {
         uint32_t *longer = realloc(ids, (count + 1) * sizeof *ids);
@@ -233,7 +235,7 @@ static bool render(
         if (status == KVF_ERR_NO_MEMORY)
             ok = no_memory(f);
         else if (status != KVF_OK)
-            ok = fault_set(f, KVF_RPC_INVALID_ARGUMENT,
+            ok = front_fault_set(f, KVF_RPC_INVALID_ARGUMENT,
                 status == KVF_ERR_INVALID ? "TEMPLATE_REFUSES"
                 : status == KVF_ERR_LIMIT ? "TEMPLATE_LIMIT"
                                           : "TEMPLATE_ERROR",

@@ -2,16 +2,16 @@
  *
  *   token -> detok (whole UTF-8 only) -> stop matcher (holds back what may become a stop) -> text not yet told
  *
- * Invariants: joined texts are the same whatever is told at once; ids and logprobs are told with their token, their text may
- * follow later; after the end nothing is added. One thread. */
+ * Invariants: joined texts are the same whatever is told at once; ids and logprobs are told with their token, their
+ * text may follow later; after the end nothing is added. One thread. */
 #ifndef FRONT_CHOICE_H
 #define FRONT_CHOICE_H
 #include "plan.h"
-#include "kvf/stop.h"
 
 typedef struct {
     kvf_detok detok;
-    kvf_stop_state stop;
+    char *held; /* text that may become a stop */
+    size_t held_bytes, held_room;
     /* not yet told */
     char *text;
     size_t text_bytes, text_room;
@@ -29,7 +29,6 @@ typedef struct {
 typedef struct {
     const kvf_tokenizer *tokenizer;
     const front_plan *plan;
-    const kvf_stop *stops; /* NULL: none */
 } front_rules;
 
 typedef enum {
@@ -42,10 +41,11 @@ typedef enum {
 kvf_status front_choice_init(front_choice *c, const front_rules *rules);
 void front_choice_fini(front_choice *c);
 /* sample: a kvf_sample or empty. Not after the end. */
-front_pushed front_choice_push(
-    front_choice *c, const front_rules *rules, uint32_t token, kvf_end end, kvf_span sample);
+front_pushed front_choice_push(front_choice *c, const front_rules *rules, uint32_t token, kvf_end end, kvf_span sample);
 /* The request is over without this choice having had an end of its own (max_tokens 0). */
 void front_choice_close(front_choice *c, const front_rules *rules);
-static inline bool front_choice_has_news(const front_choice *c) { return c->text_bytes || c->ids_count || c->samples_count; }
+static inline bool front_choice_has_news(const front_choice *c) {
+    return c->text_bytes || c->ids_count || c->samples_count;
+}
 void front_choice_told(front_choice *c); /* forgets what was told */
 #endif

@@ -2,7 +2,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-bool fault_set(fault *f, kvf_rpc_code code, const char *reason, const char *field, const char *fmt, ...) {
+bool front_fault_set(fault *f, kvf_rpc_code code, const char *reason, const char *field, const char *fmt, ...) {
     *f = (fault){.code = code};
     snprintf(f->reason, sizeof f->reason, "%s", reason);
     snprintf(f->field, sizeof f->field, "%s", field ? field : "");
@@ -26,18 +26,18 @@ static const char *reason_of(const kvf_refusal *why) {
     }
 }
 
-void fault_of_refusal(fault *f, const kvf_refusal *why) {
+void front_fault_of_refusal(fault *f, const kvf_refusal *why) {
     kvf_rpc_code code = kvf_rpc_code_of(why->status);
     if (why->status == KVF_AGAIN) code = KVF_RPC_RESOURCE_EXHAUSTED;
     if (why->status == KVF_ERR_PEER_LOST) code = KVF_RPC_UNAVAILABLE;
     /* What can never fit is the request's fault: waiting does not help. */
     if (why->status == KVF_ERR_NO_ROOM) code = KVF_RPC_INVALID_ARGUMENT;
-    fault_set(f, code, reason_of(why), code == KVF_RPC_INVALID_ARGUMENT ? why->field : NULL, "%s",
+    front_fault_set(f, code, reason_of(why), code == KVF_RPC_INVALID_ARGUMENT ? why->field : NULL, "%s",
         why->text[0] ? why->text : kvf_status_text(why->status));
     f->retry_after_ms = kvf_div_up(why->retry_after_ns, KVF_NS_PER_MS);
 }
 
-void fault_send(kvf_rpc_call *call, const fault *f) {
+void front_fault_send(kvf_rpc_call *call, const fault *f) {
     kvf_rpc_details details = {
         .reason = f->reason, .field = f->field[0] ? f->field : NULL, .retry_after_ms = f->retry_after_ms};
     kvf_rpc_fail(call, f->code, &details, "%s", f->text);

@@ -13,11 +13,11 @@ typedef struct {
     uint64_t retry_after_ms; /* RetryInfo; 0: waiting does not help */
 } fault;
 
-/* Always returns false, so that a check can end with `return fault_set(...)`. field may be NULL. Text from users is cut
- * to what fits and is never trusted to be UTF-8. */
-bool fault_set(fault *f, kvf_rpc_code code, const char *reason, const char *field, const char *fmt, ...)
+/* Always returns false, so that a check can end with `return front_fault_set(...)`. field may be NULL. Text from users
+ * is cut to what fits and is never trusted to be UTF-8. */
+bool front_fault_set(fault *f, kvf_rpc_code code, const char *reason, const char *field, const char *fmt, ...)
     KVF_PRINTF(5, 6);
 /* What the core says of a request: its refusals and failures. */
-void fault_of_refusal(fault *f, const kvf_refusal *why);
-void fault_send(kvf_rpc_call *call, const fault *f);
+void front_fault_of_refusal(fault *f, const kvf_refusal *why);
+void front_fault_send(kvf_rpc_call *call, const fault *f);
 #endif

@@ -7,12 +7,11 @@
 
 /* ---- life ---- */
 
-void request_unref(front_request *r) {
+void front_request_unref(front_request *r) {
     if (atomic_fetch_sub(&r->refs, 1) != 1) return;
     if (r->choices)
         for (uint32_t i = 0; i < r->plan.n; i++) front_choice_fini(&r->choices[i]);
     free(r->choices);
-    kvf_stop_destroy(r->stops);
     free(r->prompt_samples);
     front_plan_free(&r->plan);
     free(r);
@@ -21,7 +20,7 @@ void request_unref(front_request *r) {
 /* Gives back the owner's reference and that to the call. */
 static void give_up(front_request *r) {
     kvf_rpc_call *call = r->call;
-    request_unref(r);
+    front_request_unref(r);
     kvf_rpc_call_unref(call);
 }
 
@@ -33,11 +32,11 @@ static void run_left(inbox_item *item, void *shell) {
         r->dropped = true;
         kvf_router_cancel(s->core, kvf_os_now_ns(), r->id, late ? KVF_CANCEL_DEADLINE : KVF_CANCEL_CLIENT);
     }
-    request_unref(r);
+    front_request_unref(r);
 }
 
 static void drop_left(inbox_item *item) {
-    request_unref((front_request *)(void *)((char *)item - offsetof(front_request, left_item)));
+    front_request_unref((front_request *)(void *)((char *)item - offsetof(front_request, left_item)));
 }
 
 static void on_cancel(kvf_rpc_call *call, void *user) {
@@ -45,10 +44,10 @@ static void on_cancel(kvf_rpc_call *call, void *user) {
     front_request *r = user;
     atomic_store(&r->left, true);
     atomic_fetch_add(&r->refs, 1);
-    inbox_put(&r->shell->inbox, &r->left_item);
+    front_inbox_put(&r->shell->inbox, &r->left_item);
 }
 
-static void on_release(void *user) { request_unref(user); }
+static void on_release(void *user) { front_request_unref(user); }
 
 static const kvf_rpc_call_ops call_ops = {.on_cancel = on_cancel, .on_release = on_release};
 
@@ -59,19 +58,11 @@ static bool prepare(front_request *r, fault *f) {
     uint64_t seed = kvf_os_random_u64();
     if (!front_plan_make(&s->model, &s->limits, r->message, seed, (int64_t)time(NULL), &r->plan, f)) return false;
     r->rules = (front_rules){.tokenizer = s->model.tokenizer, .plan = &r->plan};
-    bool ok = true;
-    if (r->plan.stops_count) {
-        kvf_span list[64];
-        KVF_ASSERT(r->plan.stops_count <= KVF_COUNT_OF(list));
-        for (uint32_t i = 0; i < r->plan.stops_count; i++) list[i] = kvf_proto_span(r->plan.stops[i]);
-        ok = kvf_stop_create(list, r->plan.stops_count, &r->stops) == KVF_OK;
-        r->rules.stops = r->stops;
-    }
-    r->choices = ok ? calloc(r->plan.n, sizeof *r->choices) : NULL;
-    ok = r->choices != NULL;
+    r->choices = calloc(r->plan.n, sizeof *r->choices);
+    bool ok = r->choices != NULL;
     for (uint32_t i = 0; i < r->plan.n && ok; i++) ok = front_choice_init(&r->choices[i], &r->rules) == KVF_OK;
     r->untold = r->plan.n;
-    return ok || fault_set(f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory");
+    return ok || front_fault_set(f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory");
 }
 
 static void run_prepare(worker_job *job) {
@@ -80,19 +71,19 @@ static void run_prepare(worker_job *job) {
     if (atomic_load(&r->left)) {
         give_up(r);
     } else if (!prepare(r, &f)) {
-        fault_send(r->call, &f);
+        front_fault_send(r->call, &f);
         give_up(r);
     } else {
         r->line.prepared_ns = kvf_os_now_ns();
-        inbox_put(&r->shell->inbox, &r->submit_item);
+        front_inbox_put(&r->shell->inbox, &r->submit_item);
     }
 }
 
 static void refuse_draining(front_request *r) {
     fault f;
-    fault_set(&f, KVF_RPC_UNAVAILABLE, "DRAINING", NULL, "this router is shutting down");
+    front_fault_set(&f, KVF_RPC_UNAVAILABLE, "DRAINING", NULL, "this router is shutting down");
     f.retry_after_ms = KVF_MAX(r->shell->config.retry_after_ns / KVF_NS_PER_MS, 1u);
-    fault_send(r->call, &f);
+    front_fault_send(r->call, &f);
     give_up(r);
 }
 
@@ -113,7 +104,7 @@ static void enter(kvf_router_shell *s, front_request *r, kvf_request_id id) {
         (const char *)r->message->label.data);
 }
 
-void request_end(front_request *r) {
+void front_request_end(front_request *r) {
     kvf_router_shell *s = r->shell;
     KVF_ASSERT(r->slot != NO_SLOT && s->slots[r->slot].request == r && !r->in_dirty);
     s->slots[r->slot].request = NULL;
@@ -145,7 +136,7 @@ static bool submit(kvf_router_shell *s, front_request *r, fault *f) {
     kvf_refusal why;
     r->line.submitted_ns = kvf_os_now_ns();
     if (kvf_router_submit(s->core, r->line.submitted_ns, &request, &id, &why) != KVF_OK) {
-        fault_of_refusal(f, &why);
+        front_fault_of_refusal(f, &why);
         return false;
     }
     s->free_count--;
@@ -166,7 +157,7 @@ static void run_submit(inbox_item *item, void *shell) {
         refuse_draining(r);
     } else if (!submit(shell, r, &f)) {
         kvf_log(KVF_LOG_DEBUG, "router", "refused: %s: %s", f.reason, f.text);
-        fault_send(r->call, &f);
+        front_fault_send(r->call, &f);
         give_up(r);
     }
 }
@@ -181,8 +172,8 @@ static void start(kvf_router_shell *s, kvf_rpc_call *call, const ProtobufCMessag
     front_request *r = calloc(1, sizeof *r);
     fault f;
     if (!r) {
-        fault_set(&f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory");
-        fault_send(call, &f);
+        front_fault_set(&f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory");
+        front_fault_send(call, &f);
         return;
     }
     r->shell = s;
@@ -196,23 +187,23 @@ static void start(kvf_router_shell *s, kvf_rpc_call *call, const ProtobufCMessag
     atomic_init(&r->left, false);
     r->line.received_ns = kvf_os_now_ns();
     uint64_t left_ms = kvf_rpc_call_left_ms(call);
-    r->deadline_ns = left_ms > UINT64_MAX / KVF_NS_PER_MS / 2 ? KVF_TIME_NEVER
-                                                              : r->line.received_ns + left_ms * KVF_NS_PER_MS;
+    r->deadline_ns =
+        left_ms > UINT64_MAX / KVF_NS_PER_MS / 2 ? KVF_TIME_NEVER : r->line.received_ns + left_ms * KVF_NS_PER_MS;
     r->call = kvf_rpc_call_ref(call);
     kvf_rpc_call_bind(call, &call_ops, r);
-    if (workers_put(s->workers, &r->job) == KVF_OK) return;
-    fault_set(&f, KVF_RPC_RESOURCE_EXHAUSTED, "QUEUE_FULL", NULL, "%u requests wait to be tokenised, the limit",
+    if (front_workers_put(s->workers, &r->job) == KVF_OK) return;
+    front_fault_set(&f, KVF_RPC_RESOURCE_EXHAUSTED, "QUEUE_FULL", NULL, "%u requests wait to be tokenised, the limit",
         s->options.jobs_max);
     f.retry_after_ms = KVF_MAX(s->config.retry_after_ns / KVF_NS_PER_MS, 1u);
-    fault_send(call, &f);
+    front_fault_send(call, &f);
     give_up(r);
 }
 
-void generate_handler(void *shell, kvf_rpc_call *call, const ProtobufCMessage *request) {
+void front_generate_handler(void *shell, kvf_rpc_call *call, const ProtobufCMessage *request) {
     start(shell, call, request, false);
 }
 
-void complete_handler(void *shell, kvf_rpc_call *call, const ProtobufCMessage *request) {
+void front_complete_handler(void *shell, kvf_rpc_call *call, const ProtobufCMessage *request) {
     start(shell, call, request, true);
 }
 
@@ -220,7 +211,8 @@ void complete_handler(void *shell, kvf_rpc_call *call, const ProtobufCMessage *r
 
 static front_request *find(kvf_router_shell *s, uint64_t client) {
     request_slot *slot = &s->slots[(uint32_t)client];
-    KVF_ASSERT(slot->request && slot->generation == (uint32_t)(client >> 32)); /* the core says FINISHED or FAILED last */
+    KVF_ASSERT(
+        slot->request && slot->generation == (uint32_t)(client >> 32)); /* the core says FINISHED or FAILED last */
     return slot->request;
 }
 
@@ -253,9 +245,9 @@ static void on_admitted(kvf_router_shell *s, front_request *r, const kvf_router_
     name_node(s, a->admitted.prefill_node, r->line.prefill_node);
     name_node(s, a->admitted.decode_node, r->line.decode_node);
     if (r->dropped) return;
-    tell_admitted(r);
+    front_tell_admitted(r);
     /* The first token of a prompt has no probability: nothing comes before it. */
-    if (r->plan.prompt_logprobs) tell_prompt_logprobs(r, 0, NULL, 1);
+    if (r->plan.prompt_logprobs) front_tell_prompt_logprobs(r, 0, NULL, 1);
 }
 
 static void on_token(kvf_router_shell *s, front_request *r, const kvf_router_action *a) {
@@ -284,40 +276,40 @@ static void finish_line(kvf_router_shell *s, front_request *r, const kvf_router_
     name_node(s, usage->prefill_node, line->prefill_node);
     name_node(s, usage->decode_node, line->decode_node);
     snprintf(line->end, sizeof line->end, "%s", end);
-    timelines_add(&s->lines, line);
+    front_timelines_add(&s->lines, line);
 }
 
 static void on_finished(kvf_router_shell *s, front_request *r, const kvf_router_usage *usage) {
     unmark_dirty(s, r);
     for (uint32_t i = 0; i < r->plan.n; i++) front_choice_close(&r->choices[i], &r->rules);
     finish_line(s, r, usage, front_end_name(&r->choices[r->plan.n - 1]));
-    tell_finished(r, usage);
-    request_end(r);
+    front_tell_finished(r, usage);
+    front_request_end(r);
 }
 
 static void on_failed(kvf_router_shell *s, front_request *r, const kvf_router_action *a) {
     const kvf_refusal *why = &a->failed.why;
     fault f;
-    fault_of_refusal(&f, why);
+    front_fault_of_refusal(&f, why);
     unmark_dirty(s, r);
-    if (!r->dropped && !r->unary) tell_news(r); /* what came before is not lost */
+    if (!r->dropped && !r->unary) front_tell_news(r); /* what came before is not lost */
     if (why->status == KVF_ERR_LIMIT && r->dropped) {
         snprintf(f.reason, sizeof f.reason, "SLOW_READER");
         kvf_rpc_abort(r->call, KVF_RPC_RESOURCE_EXHAUSTED, f.text);
     } else {
-        fault_send(r->call, &f);
+        front_fault_send(r->call, &f);
     }
     finish_line(s, r, &a->failed.usage, f.reason);
-    request_end(r);
+    front_request_end(r);
 }
 
 static void on_prompt_logprobs(front_request *r, const kvf_router_action *a) {
     uint32_t count = a->prompt_logprobs.count;
     if (r->dropped || a->prompt_logprobs.samples.len_bytes != count * sizeof(kvf_sample)) return;
-    tell_prompt_logprobs(r, a->prompt_logprobs.start, a->prompt_logprobs.samples.data, count);
+    front_tell_prompt_logprobs(r, a->prompt_logprobs.start, a->prompt_logprobs.samples.data, count);
 }
 
-void generate_act(kvf_router_shell *s, const kvf_router_action *a) {
+void front_generate_act(kvf_router_shell *s, const kvf_router_action *a) {
     front_request *r = find(s, a->client);
     switch (a->kind) {
     case KVF_ROUTER_ADMITTED: on_admitted(s, r, a); break;
@@ -329,22 +321,22 @@ void generate_act(kvf_router_shell *s, const kvf_router_action *a) {
     }
 }
 
-void generate_flush(kvf_router_shell *s) {
+void front_generate_flush(kvf_router_shell *s) {
     while (s->dirty) {
         front_request *r = s->dirty;
         s->dirty = r->dirty_next;
         r->in_dirty = false;
-        if (!r->dropped) tell_news(r);
+        if (!r->dropped) front_tell_news(r);
     }
 }
 
-void generate_fail_all(kvf_router_shell *s, kvf_rpc_code code, const char *text) {
+void front_generate_fail_all(kvf_router_shell *s, kvf_rpc_code code, const char *text) {
     for (uint32_t i = 0; i < s->slots_count; i++) {
         front_request *r = s->slots[i].request;
         if (!r) continue;
         fault f;
-        fault_set(&f, code, "DRAINING", NULL, "%s", text);
-        if (!r->dropped) fault_send(r->call, &f); /* first: what the core says of the cancel comes too late */
+        front_fault_set(&f, code, "DRAINING", NULL, "%s", text);
+        if (!r->dropped) front_fault_send(r->call, &f); /* first: what the core says of the cancel comes too late */
         r->dropped = true;
         kvf_router_cancel(s->core, kvf_os_now_ns(), r->id, KVF_CANCEL_CLIENT);
     }

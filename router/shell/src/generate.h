@@ -2,8 +2,8 @@
  *
  *   handler (gRPC loop) -> worker: check, render, tokenise -> inbox -> core: submit -> actions -> over
  *
- * Invariants: one owner at a time besides the call (worker, inbox, then the core's table), which holds one reference; `left` is
- * set by a gRPC loop when the client has gone, and read by whoever owns; after `over` nothing is told. */
+ * Invariants: one owner at a time besides the call (worker, inbox, then the core's table), which holds one reference;
+ * `left` is set by a gRPC loop when the client has gone, and read by whoever owns; after `over` nothing is told. */
 #ifndef FRONT_GENERATE_H
 #define FRONT_GENERATE_H
 #include "shell_int.h"
@@ -20,7 +20,6 @@ struct front_request {
     kvf_time_ns deadline_ns;
     front_plan plan;
     front_rules rules;
-    kvf_stop *stops;
     /* core thread */
     uint32_t slot;
     kvf_request_id id;
@@ -36,12 +35,14 @@ struct front_request {
     uint32_t prompt_samples_count;
 };
 
-void request_unref(front_request *r);
-void request_end(front_request *r); /* leaves the table and gives its reference back */
+void front_request_unref(front_request *r);
+void front_request_end(front_request *r); /* leaves the table and gives its reference back */
 
 /* ---- tell.c: messages to the client; false: it cannot take them (the request is being cancelled) ---- */
-bool tell_admitted(front_request *r);
-bool tell_prompt_logprobs(front_request *r, uint32_t start, const kvf_sample *samples, uint32_t count);
-bool tell_news(front_request *r);
-void tell_finished(front_request *r, const kvf_router_usage *usage); /* all that is left, and the end of the call */
+bool front_tell_admitted(front_request *r);
+/* samples: kvf_sample[count] at any alignment; NULL: one that is empty */
+bool front_tell_prompt_logprobs(front_request *r, uint32_t start, const void *samples, uint32_t count);
+bool front_tell_news(front_request *r);
+void front_tell_finished(
+    front_request *r, const kvf_router_usage *usage); /* all that is left, and the end of the call */
 #endif

@@ -3,16 +3,16 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-kvf_status inbox_init(inbox *b) {
+kvf_status front_inbox_init(inbox *b) {
     *b = (inbox){.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
     if (b->fd < 0) return KVF_ERR_IO;
     pthread_mutex_init(&b->lock, NULL);
     return KVF_OK;
 }
 
-void inbox_fini(inbox *b) {
+void front_inbox_fini(inbox *b) {
     if (b->fd < 0) return;
-    for (inbox_item *item = inbox_take_all(b); item;) {
+    for (inbox_item *item = front_inbox_take_all(b); item;) {
         inbox_item *next = item->next;
         item->drop(item);
         item = next;
@@ -22,7 +22,7 @@ void inbox_fini(inbox *b) {
     b->fd = -1;
 }
 
-void inbox_put(inbox *b, inbox_item *item) {
+void front_inbox_put(inbox *b, inbox_item *item) {
     item->next = NULL;
     pthread_mutex_lock(&b->lock);
     bool wake = !b->head;
@@ -41,14 +41,14 @@ void inbox_put(inbox *b, inbox_item *item) {
     pthread_mutex_unlock(&b->lock);
 }
 
-uint32_t inbox_count(inbox *b) {
+uint32_t front_inbox_count(inbox *b) {
     pthread_mutex_lock(&b->lock);
     uint32_t count = b->count;
     pthread_mutex_unlock(&b->lock);
     return count;
 }
 
-inbox_item *inbox_take_all(inbox *b) {
+inbox_item *front_inbox_take_all(inbox *b) {
     pthread_mutex_lock(&b->lock);
     inbox_item *list = b->head;
     b->head = b->tail = NULL;

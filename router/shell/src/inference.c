@@ -25,14 +25,17 @@ static void start(kvf_router_shell *s, kvf_rpc_call *call, const ProtobufCMessag
     fault f;
     text_call *t = calloc(1, sizeof *t);
     if (t) {
-        *t = (text_call){.shell = s, .call = kvf_rpc_call_ref(call), .message = message, .job = {.run = run, .drop = text_call_free}};
-        if (workers_put(s->workers, &t->job) == KVF_OK) return;
+        *t = (text_call){.shell = s,
+            .call = kvf_rpc_call_ref(call),
+            .message = message,
+            .job = {.run = run, .drop = text_call_free}};
+        if (front_workers_put(s->workers, &t->job) == KVF_OK) return;
         text_call_free(&t->job);
     }
-    fault_set(&f, KVF_RPC_RESOURCE_EXHAUSTED, "QUEUE_FULL", NULL, "%u calls wait for a tokenising thread, the limit",
-        s->options.jobs_max);
+    front_fault_set(&f, KVF_RPC_RESOURCE_EXHAUSTED, "QUEUE_FULL", NULL,
+        "%u calls wait for a tokenising thread, the limit", s->options.jobs_max);
     f.retry_after_ms = 100;
-    fault_send(call, &f);
+    front_fault_send(call, &f);
 }
 
 static bool tokenize(const front_model *m, const Kvferry__V1__TokenizeRequest *r, front_prompt *out, fault *f) {
@@ -44,7 +47,8 @@ static bool tokenize(const front_model *m, const Kvferry__V1__TokenizeRequest *r
     case KVFERRY__V1__TOKENIZE_REQUEST__INPUT_CHAT:
         return front_encode_chat(m, r->chat, bos, SIZE_MAX / 16, (int64_t)time(NULL), out, f);
     default:
-        return fault_set(f, KVF_RPC_INVALID_ARGUMENT, "INVALID_FIELD", "input", "input: one of text and chat is needed");
+        return front_fault_set(
+            f, KVF_RPC_INVALID_ARGUMENT, "INVALID_FIELD", "input", "input: one of text and chat is needed");
     }
 }
 
@@ -60,14 +64,14 @@ static void run_tokenize(worker_job *job) {
         kvf_rpc_reply(t->call, &m.base);
         front_prompt_free(&prompt);
     } else {
-        fault_send(t->call, &f);
+        front_fault_send(t->call, &f);
     }
     text_call_free(job);
 }
 
 /* text: as a client sees output, control tokens included; raw: the bytes as they are. */
-static bool detokenize(const front_model *m, const Kvferry__V1__DetokenizeRequest *r, Kvferry__V1__DetokenizeResponse *out,
-    fault *f) {
+static bool detokenize(
+    const front_model *m, const Kvferry__V1__DetokenizeRequest *r, Kvferry__V1__DetokenizeResponse *out, fault *f) {
     size_t raw_bytes = 0, text_bytes = 16;
     kvf_span piece;
     kvf_detok d;
@@ -75,7 +79,7 @@ static bool detokenize(const front_model *m, const Kvferry__V1__DetokenizeReques
     for (size_t i = 0; i < r->n_token_ids; i++) {
         uint32_t id = r->token_ids[i];
         if (id >= m->vocab || !kvf_tokenizer_piece(m->tokenizer, id, &piece))
-            return fault_set(f, KVF_RPC_INVALID_ARGUMENT, "INVALID_FIELD", "token_ids",
+            return front_fault_set(f, KVF_RPC_INVALID_ARGUMENT, "INVALID_FIELD", "token_ids",
                 "token_ids[%zu] is %u, the vocabulary has %u", i, id, m->vocab);
         raw_bytes += piece.len_bytes;
         text_bytes += 3 * (piece.len_bytes + 4);
@@ -84,7 +88,7 @@ static bool detokenize(const front_model *m, const Kvferry__V1__DetokenizeReques
     if (!raw || !text) {
         free(raw);
         free(text);
-        return fault_set(f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory");
+        return front_fault_set(f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory");
     }
     raw_bytes = text_bytes = 0;
     for (size_t i = 0; i < r->n_token_ids; i++) {
@@ -109,7 +113,7 @@ static void run_detokenize(worker_job *job) {
         free(m.raw.data);
         free(m.text.data);
     } else {
-        fault_send(t->call, &f);
+        front_fault_send(t->call, &f);
     }
     text_call_free(job);
 }
@@ -135,10 +139,11 @@ static void list_models_handler(void *shell, kvf_rpc_call *call, const ProtobufC
     kvf_rpc_reply(call, &m.base);
 }
 
-kvf_status inference_start(kvf_router_shell *s, kvf_error *err) {
+kvf_status front_inference_start(kvf_router_shell *s, kvf_error *err) {
     const ProtobufCServiceDescriptor *service = &kvferry__v1__inference__descriptor;
-    const kvf_rpc_method methods[] = {{service, "Generate", KVF_RPC_SERVER_STREAM, generate_handler, s},
-        {service, "Complete", KVF_RPC_UNARY, complete_handler, s}, {service, "Tokenize", KVF_RPC_UNARY, tokenize_handler, s},
+    const kvf_rpc_method methods[] = {{service, "Generate", KVF_RPC_SERVER_STREAM, front_generate_handler, s},
+        {service, "Complete", KVF_RPC_UNARY, front_complete_handler, s},
+        {service, "Tokenize", KVF_RPC_UNARY, tokenize_handler, s},
         {service, "Detokenize", KVF_RPC_UNARY, detokenize_handler, s},
         {service, "ListModels", KVF_RPC_UNARY, list_models_handler, s}};
     const char *listen[] = {s->options.listen};

@@ -3,8 +3,8 @@
  *   idle --timer--> probing --answer--> open --closed--> idle (with a timer)
  *                      \-- no answer --> idle
  *
- * The probe is a health check on the same connection: the core hears of a session only when there is a peer, so that a node
- * that cannot be reached counts as gone since its last session ended, however often it is tried. */
+ * The probe is a health check on the same connection: the core hears of a session only when there is a peer, so that a
+ * node that cannot be reached counts as gone since its last session ended, however often it is tried. */
 #include "grpc/health/v1/health.pb-c.h"
 #include "kvf/log.h"
 #include "kvf/wire.h"
@@ -18,7 +18,8 @@ enum {
     BACKOFF_MIN_MS = 50,
     BACKOFF_MAX_MS = 1000,
     INBOX_MAX = 1 << 16, /* past it a session is dropped: the node says again what was not acknowledged */
-    SEND_BUFFER_BYTES = 64 << 20
+    SEND_BUFFER_BYTES = 64 << 20,
+    ARENA_MAX_BYTES = 1 << 28
 };
 
 struct node_session {
@@ -38,7 +39,7 @@ typedef struct {
     inbox_item item;
     node_session *session;
     kvf_nmsg message;
-    kvf_wire_arena arena; /* what message points into */
+    kvf_arena arena; /* what message points into: its bytes first, then what was made of them */
 } node_message;
 
 static void session_put(node_session *n) {
@@ -58,29 +59,40 @@ static void run_message(inbox_item *item, void *shell);
 
 static void drop_message(inbox_item *item) {
     node_message *m = (node_message *)(void *)((char *)item - offsetof(node_message, item));
-    kvf_wire_arena_clear(&m->arena);
+    free(m->arena.base);
     session_put(m->session);
     free(m);
 }
 
+/* The message is ours only until the callback returns: its bytes are kept, and read again where they lie. */
+static kvf_status keep(node_message *m, const ProtobufCMessage *message, kvf_error *err) {
+    size_t bytes = protobuf_c_message_get_packed_size(message);
+    for (size_t room = 4 * bytes + 4096;; room *= 2) {
+        size_t size = kvf_align_up(kvf_align_up(bytes, 64) + room, 64);
+        free(m->arena.base);
+        m->arena = (kvf_arena){.base = aligned_alloc(64, size), .size_bytes = size};
+        if (!m->arena.base) return KVF_ERR_NO_MEMORY;
+        kvf_span packed = {m->arena.base, protobuf_c_message_pack(message, m->arena.base)};
+        m->arena.used_bytes = kvf_align_up(bytes, 64);
+        kvf_status status = kvf_wire_nmsg_parse(packed, &m->arena, &m->message, err);
+        if (status != KVF_ERR_NO_ROOM || room > ARENA_MAX_BYTES) return status;
+    }
+}
+
 static void on_message(kvf_rpc_session *session, void *user, const ProtobufCMessage *message) {
     node_session *n = user;
-    if (inbox_count(&n->shell->inbox) >= INBOX_MAX) {
-        kvf_log(KVF_LOG_WARN, "router", "node %u: more than %d messages wait, its session is dropped", n->index, INBOX_MAX);
-        kvf_rpc_session_cancel(session);
-        return;
-    }
-    node_message *m = calloc(1, sizeof *m);
     kvf_error err = {0};
+    node_message *m = front_inbox_count(&n->shell->inbox) < INBOX_MAX ? calloc(1, sizeof *m) : NULL;
     if (!m) {
+        kvf_log(KVF_LOG_WARN, "router", "node %u: too many messages wait, its session is dropped", n->index);
         kvf_rpc_session_cancel(session);
         return;
     }
     m->item = (inbox_item){.run = run_message, .drop = drop_message};
     m->session = n;
     atomic_fetch_add(&n->refs, 1);
-    if (kvf_wire_nmsg_read(message, &m->message, &m->arena, &err) == KVF_OK) {
-        inbox_put(&n->shell->inbox, &m->item);
+    if (keep(m, message, &err) == KVF_OK) {
+        front_inbox_put(&n->shell->inbox, &m->item);
         return;
     }
     kvf_log(KVF_LOG_WARN, "router", "node %u: malformed message, its session is dropped: %s", n->index, err.message);
@@ -101,14 +113,15 @@ static void on_closed(kvf_rpc_session *session, void *user, const kvf_rpc_result
     snprintf(n->text, sizeof n->text, "%.150s", result->message);
     n->closed_item = (inbox_item){.run = run_closed, .drop = drop_closed};
     atomic_fetch_add(&n->refs, 1);
-    inbox_put(&n->shell->inbox, &n->closed_item);
+    front_inbox_put(&n->shell->inbox, &n->closed_item);
 }
 
 static void on_release(void *user) { session_put(user); }
 
 static const kvf_rpc_session_ops probe_ops = {
     .on_message = on_probe_message, .on_closed = on_closed, .on_release = on_release};
-static const kvf_rpc_session_ops session_ops = {.on_message = on_message, .on_closed = on_closed, .on_release = on_release};
+static const kvf_rpc_session_ops session_ops = {
+    .on_message = on_message, .on_closed = on_closed, .on_release = on_release};
 
 /* ---- core thread ---- */
 
@@ -143,10 +156,10 @@ static void open_session(kvf_router_shell *s, uint32_t index, bool probe) {
     n->probe = probe;
     atomic_init(&n->refs, 2);
     l->session = n;
-    kvf_status status = probe
-        ? kvf_rpc_session_open(l->channel, &grpc__health__v1__health__descriptor, "Check", PROBE_MS, &probe_ops, n, &n->rpc)
-        : kvf_rpc_session_open(l->channel, &kvferry__internal__v1__node__descriptor, "Session", KVF_RPC_NO_DEADLINE,
-              &session_ops, n, &n->rpc);
+    kvf_status status = probe ? kvf_rpc_session_open(l->channel, &grpc__health__v1__health__descriptor, "Check",
+                                    PROBE_MS, &probe_ops, n, &n->rpc)
+                              : kvf_rpc_session_open(l->channel, &kvferry__internal__v1__node__descriptor, "Session",
+                                    KVF_RPC_NO_DEADLINE, &session_ops, n, &n->rpc);
     if (status != KVF_OK) {
         l->session = NULL;
         free(n);
@@ -169,7 +182,7 @@ static void on_retry(evutil_socket_t fd, short what, void *self) {
     node_link *l = self;
     kvf_router_shell *s = l->shell;
     if (l->used && !l->session) open_session(s, (uint32_t)(l - s->links), true);
-    shell_pump(s);
+    front_shell_pump(s);
 }
 
 static void run_message(inbox_item *item, void *shell) {
@@ -179,12 +192,12 @@ static void run_message(inbox_item *item, void *shell) {
     node_link *l = &s->links[n->index];
     if (l->session == n) { /* else it is of a session that is over */
         if (!n->welcomed && m->message.kind == KVF_N_WELCOME)
-            kvf_log(KVF_LOG_INFO, "router", "node %s at %s: session up, epoch %016llx", m->message.welcome.info.node, l->address,
-                (unsigned long long)m->message.welcome.info.epoch);
+            kvf_log(KVF_LOG_INFO, "router", "node %s at %s: session up, epoch %016llx", m->message.welcome.info.node,
+                l->address, (unsigned long long)m->message.welcome.info.epoch);
         n->welcomed = true;
         l->failures = 0;
         kvf_router_on_msg(s->core, kvf_os_now_ns(), n->index, &m->message);
-        shell_drain(s); /* the core reads the message until then */
+        front_shell_drain(s); /* the core reads the message until then */
     }
     drop_message(item);
 }
@@ -216,22 +229,31 @@ static void run_closed(inbox_item *item, void *shell) {
     session_put(n);
 }
 
-void nodes_send(kvf_router_shell *s, uint32_t node, const kvf_rmsg *message) {
-    node_session *n = s->links[node].session;
-    if (!n || !n->open) return; /* it has just closed: the core hears of it next */
-    kvf_span bytes;
-    kvf_status status = kvf_wire_rmsg_write(message, &bytes);
-    if (status == KVF_OK) {
-        status = kvf_rpc_session_push_packed(n->rpc, bytes);
-        free((void *)(uintptr_t)bytes.data);
+static kvf_status push(kvf_router_shell *s, node_session *n, const kvf_rmsg *message) {
+    size_t need = kvf_align_up(kvf_wire_rmsg_bytes(message), 64);
+    if (need > s->send_arena.size_bytes) {
+        free(s->send_arena.base);
+        s->send_arena = (kvf_arena){.base = aligned_alloc(64, need * 2), .size_bytes = need * 2};
+        if (!s->send_arena.base) s->send_arena.size_bytes = 0;
     }
-    if (status == KVF_OK) return;
-    kvf_log(KVF_LOG_WARN, "router", "node %s: message %d not sent: %s; its session is dropped", s->links[node].id,
-        (int)message->kind, kvf_status_text(status));
-    kvf_rpc_session_cancel(n->rpc); /* on_closed follows */
+    if (!s->send_arena.base) return KVF_ERR_NO_MEMORY;
+    s->send_arena.used_bytes = 0;
+    Kvferry__Internal__V1__RouterMessage *out;
+    kvf_status status = kvf_wire_rmsg_encode(message, &s->send_arena, &out);
+    return status == KVF_OK ? kvf_rpc_session_push(n->rpc, &out->base) : status;
 }
 
-void nodes_close(kvf_router_shell *s, uint32_t node) {
+void front_nodes_send(kvf_router_shell *s, uint32_t node, const kvf_rmsg *message) {
+    node_session *n = s->links[node].session;
+    if (!n || !n->open) return; /* it has just closed: the core hears of it next */
+    kvf_status status = push(s, n, message);
+    if (status == KVF_OK || status == KVF_ERR_GONE) return; /* gone: on_closed is on the way */
+    kvf_log(KVF_LOG_WARN, "router", "node %s: message %d not sent: %s; its session is dropped", s->links[node].id,
+        (int)message->kind, kvf_status_text(status));
+    kvf_rpc_session_cancel(n->rpc);
+}
+
+void front_nodes_close(kvf_router_shell *s, uint32_t node) {
     node_session *n = s->links[node].session;
     if (n && n->open) kvf_rpc_session_cancel(n->rpc);
 }
@@ -324,7 +346,8 @@ static void run_change(inbox_item *item, void *shell) {
 }
 
 static kvf_status put_change(kvf_router_shell *s, const char *id, kvf_role role, const char *address, bool remove) {
-    if (strlen(id) >= KVF_NAME_MAX || strlen(address) >= KVF_ADDRESS_MAX || (!remove && !address[0])) return KVF_ERR_INVALID;
+    if (strlen(id) >= KVF_NAME_MAX || strlen(address) >= KVF_ADDRESS_MAX || (!remove && !address[0]))
+        return KVF_ERR_INVALID;
     member_change *c = calloc(1, sizeof *c);
     if (!c) return KVF_ERR_NO_MEMORY;
     c->item = (inbox_item){.run = run_change, .drop = drop_change};
@@ -332,7 +355,7 @@ static kvf_status put_change(kvf_router_shell *s, const char *id, kvf_role role,
     c->remove = remove;
     snprintf(c->id, sizeof c->id, "%s", id);
     snprintf(c->address, sizeof c->address, "%s", address);
-    inbox_put(&s->inbox, &c->item);
+    front_inbox_put(&s->inbox, &c->item);
     return KVF_OK;
 }
 
@@ -344,7 +367,7 @@ kvf_status kvf_router_shell_remove_node(kvf_router_shell *s, const char *id) {
     return id[0] ? put_change(s, id, 0, "", true) : KVF_ERR_INVALID;
 }
 
-kvf_status nodes_start(kvf_router_shell *s, kvf_error *err) {
+kvf_status front_nodes_start(kvf_router_shell *s, kvf_error *err) {
     for (uint32_t i = 0; i < s->options.nodes_count; i++) {
         const kvf_router_shell_node *n = &s->options.nodes[i];
         const char *id = n->id ? n->id : "";
@@ -357,7 +380,7 @@ kvf_status nodes_start(kvf_router_shell *s, kvf_error *err) {
     return KVF_OK;
 }
 
-void nodes_stop(kvf_router_shell *s) {
+void front_nodes_stop(kvf_router_shell *s) {
     for (uint32_t i = 0; i < KVF_ROUTER_NODES_MAX; i++) {
         node_link *l = &s->links[i];
         if (!l->used) continue;

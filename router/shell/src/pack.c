@@ -38,7 +38,7 @@ size_t front_logprobs_bytes(const kvf_sample *samples, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         uint32_t top = KVF_MIN(samples[i].top_count, (uint32_t)KVF_SAMPLER_TOP_LOGPROBS_MAX);
         bytes += padded(sizeof(Kvferry__V1__TokenLogprobs)) + padded(sizeof(void *) * top) +
-            (top + 1) * padded(sizeof(Kvferry__V1__TokenLogprob));
+                 (top + 1) * padded(sizeof(Kvferry__V1__TokenLogprob));
     }
     return bytes;
 }

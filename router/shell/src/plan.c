@@ -3,14 +3,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define BAD(f, field, ...) fault_set(f, KVF_RPC_INVALID_ARGUMENT, "INVALID_FIELD", field, __VA_ARGS__)
+#define BAD(f, field, ...) front_fault_set(f, KVF_RPC_INVALID_ARGUMENT, "INVALID_FIELD", field, __VA_ARGS__)
 
 void front_plan_free(front_plan *p) { front_prompt_free(&p->prompt); }
 
 bool front_check_model(const front_model *m, ProtobufCBinaryData name, fault *f) {
     if (!front_check_utf8(name, "model", f)) return false;
     if (front_model_is(m, name)) return true;
-    return fault_set(f, KVF_RPC_NOT_FOUND, "UNKNOWN_MODEL", "model",
+    return front_fault_set(f, KVF_RPC_NOT_FOUND, "UNKNOWN_MODEL", "model",
         "model: \"%.*s\" is not served here, \"%.100s\" is", (int)KVF_MIN(name.len, (size_t)80),
         (const char *)name.data, m->id);
 }
@@ -152,7 +152,7 @@ static bool make_rest(const Kvferry__V1__GenerateRequest *r, front_plan *p, faul
 static bool take_ids(
     const front_model *m, const Kvferry__V1__TokenIds *in, const front_limits *limits, front_prompt *out, fault *f) {
     if (in->n_ids > limits->context_max)
-        return fault_set(f, KVF_RPC_INVALID_ARGUMENT, "PROMPT_TOO_LONG", "token_ids",
+        return front_fault_set(f, KVF_RPC_INVALID_ARGUMENT, "PROMPT_TOO_LONG", "token_ids",
             "token_ids: the prompt has %zu tokens, the limit is %" PRIu32, in->n_ids, limits->context_max);
     for (size_t i = 0; i < in->n_ids; i++)
         if (in->ids[i] >= m->vocab)
@@ -160,7 +160,7 @@ static bool take_ids(
                 f, "token_ids", "token_ids[%zu] is %" PRIu32 ", the vocabulary has %" PRIu32, i, in->ids[i], m->vocab);
     if (in->n_ids == 0) return true;
     out->ids = malloc(in->n_ids * sizeof *out->ids);
-    if (!out->ids) return fault_set(f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory");
+    if (!out->ids) return front_fault_set(f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory");
     memcpy(out->ids, in->ids, in->n_ids * sizeof *out->ids);
     out->count = in->n_ids;
     return true;
@@ -196,10 +196,10 @@ static bool check_context(const front_limits *limits, const front_plan *p, fault
     size_t prompt = p->prompt.count, context = limits->context_max;
     uint32_t least = p->max_given ? p->max_tokens : 1;
     if (prompt > context || (prompt == context && !p->max_given))
-        return fault_set(f, KVF_RPC_INVALID_ARGUMENT, "PROMPT_TOO_LONG", "input",
+        return front_fault_set(f, KVF_RPC_INVALID_ARGUMENT, "PROMPT_TOO_LONG", "input",
             "input: the prompt has %zu tokens, the context of %zu leaves no room for output", prompt, context);
     if (least > context - prompt)
-        return fault_set(f, KVF_RPC_INVALID_ARGUMENT, "CONTEXT_EXCEEDED", "stop.max_tokens",
+        return front_fault_set(f, KVF_RPC_INVALID_ARGUMENT, "CONTEXT_EXCEEDED", "stop.max_tokens",
             "stop.max_tokens: %zu tokens of prompt and max_tokens of %" PRIu32 " exceed the context of %zu", prompt,
             least, context);
     return true;

@@ -45,7 +45,7 @@ static void gather_free(gather *g) {
     *g->link = g->next;
     if (g->next) g->next->link = g->link;
     if (g->deadline) event_free(g->deadline);
-    if (g->call) admin_call_free(g->call);
+    if (g->call) front_admin_call_free(g->call);
     free(g->blocks);
     free(g);
 }
@@ -91,7 +91,7 @@ static void reply_audit(gather *g) {
     kvf_router_shell *s = g->shell;
     audit_answer *w = calloc(1, sizeof *w);
     if (!w) {
-        admin_fail(g->call, KVF_ERR_NO_MEMORY, NULL, "audit");
+        front_admin_fail(g->call, KVF_ERR_NO_MEMORY, NULL, "audit");
         g->call = NULL;
         return;
     }
@@ -104,7 +104,7 @@ static void reply_audit(gather *g) {
         kvf_router_node *seen = &w->seen[m.n_nodes];
         if (!kvf_router_node_at(s->core, kvf_os_now_ns(), n->node, seen)) continue;
         if (n->answered) seen->stats = n->stats;
-        cluster_node_status(seen, s->links[n->node].address, &w->nodes[m.n_nodes], &w->blocks[m.n_nodes]);
+        front_cluster_node_status(seen, s->links[n->node].address, &w->nodes[m.n_nodes], &w->blocks[m.n_nodes]);
         w->node_list[m.n_nodes] = &w->nodes[m.n_nodes];
         m.n_nodes++;
     }
@@ -148,7 +148,7 @@ static void reply_blocks(gather *g) {
     Kvferry__V1__BlockInfo **list = calloc(g->blocks_count + 1, sizeof *list);
     Kvferry__V1__GetBlocksResponse m = KVFERRY__V1__GET_BLOCKS_RESPONSE__INIT;
     if (!rows || !list) {
-        admin_fail(g->call, KVF_ERR_NO_MEMORY, NULL, "blocks");
+        front_admin_fail(g->call, KVF_ERR_NO_MEMORY, NULL, "blocks");
         g->call = NULL;
     } else {
         for (uint32_t i = 0; i < g->blocks_count; i++) {
@@ -184,7 +184,7 @@ static void reply_flush(gather *g) {
         kvf_rpc_reply(g->call->call, &m.base);
         return;
     }
-    admin_fail(g->call, KVF_ERR_DEADLINE, "node_id", "a node did not answer");
+    front_admin_fail(g->call, KVF_ERR_DEADLINE, "node_id", "a node did not answer");
     g->call = NULL;
 }
 
@@ -230,7 +230,7 @@ static void gather_start(admin_call *a, gather_kind kind, uint32_t only, const b
     if (g) g->deadline = evtimer_new(s->base, on_deadline, g);
     if (!g || !g->deadline) {
         free(g);
-        admin_fail(a, KVF_ERR_NO_MEMORY, NULL, "query");
+        front_admin_fail(a, KVF_ERR_NO_MEMORY, NULL, "query");
         return;
     }
     g->shell = s;
@@ -254,7 +254,7 @@ static void gather_start(admin_call *a, gather_kind kind, uint32_t only, const b
         if (only != NO_SLOT) status = one;
     }
     if (status != KVF_OK) {
-        admin_fail(a, status, "node_id", "the node cannot be asked");
+        front_admin_fail(a, status, "node_id", "the node cannot be asked");
         g->call = NULL;
         gather_free(g);
     } else if (g->waiting == 0) {
@@ -266,30 +266,30 @@ static void gather_start(admin_call *a, gather_kind kind, uint32_t only, const b
     }
 }
 
-void query_audit(admin_call *a) { gather_start(a, GATHER_AUDIT, NO_SLOT, NULL); }
+void front_query_audit(admin_call *a) { gather_start(a, GATHER_AUDIT, NO_SLOT, NULL); }
 
-void query_flush(admin_call *a) {
+void front_query_flush(admin_call *a) {
     const Kvferry__V1__FlushCacheRequest *request = (const void *)a->message;
     uint32_t node = NO_SLOT;
-    if (request->node_id.len && !cluster_find(a, request->node_id, &node)) return;
+    if (request->node_id.len && !front_cluster_find(a, request->node_id, &node)) return;
     gather_start(a, GATHER_FLUSH, node, NULL);
 }
 
-void query_blocks(admin_call *a) {
+void front_query_blocks(admin_call *a) {
     const Kvferry__V1__GetBlocksRequest *request = (const void *)a->message;
     block_filter filter = {.limit = request->limit ? KVF_MIN(request->limit, (uint32_t)BLOCKS_MAX) : BLOCKS_DEFAULT};
     uint32_t node = NO_SLOT;
     if (request->request_id.len &&
         !kvf_request_id_parse((const char *)request->request_id.data, request->request_id.len, &filter.request)) {
-        admin_fail(a, KVF_ERR_INVALID, "request_id", "request_id is 16 hex digits, a dash and a number");
+        front_admin_fail(a, KVF_ERR_INVALID, "request_id", "request_id is 16 hex digits, a dash and a number");
         return;
     }
     if (request->prefix_hash.len &&
         !kvf_hash_parse((const char *)request->prefix_hash.data, request->prefix_hash.len, &filter.name)) {
-        admin_fail(a, KVF_ERR_INVALID, "prefix_hash", "prefix_hash is 32 hex digits");
+        front_admin_fail(a, KVF_ERR_INVALID, "prefix_hash", "prefix_hash is 32 hex digits");
         return;
     }
-    if (request->node_id.len && !cluster_find(a, request->node_id, &node)) return;
+    if (request->node_id.len && !front_cluster_find(a, request->node_id, &node)) return;
     gather_start(a, GATHER_BLOCKS, node, &filter);
 }
 
@@ -329,7 +329,7 @@ static void take(gather *g, uint32_t index, const kvf_router_action *a) {
     if (--g->waiting == 0) finish(g);
 }
 
-void query_answer(kvf_router_shell *s, const kvf_router_action *a) {
+void front_query_answer(kvf_router_shell *s, const kvf_router_action *a) {
     for (gather *g = s->gathers; g; g = g->next)
         for (uint32_t i = 0; i < g->count; i++)
             if (g->nodes[i].asked && g->nodes[i].query == a->answer.query) {
@@ -338,6 +338,6 @@ void query_answer(kvf_router_shell *s, const kvf_router_action *a) {
             }
 }
 
-void query_stop(kvf_router_shell *s) {
+void front_query_stop(kvf_router_shell *s) {
     while (s->gathers) finish(s->gathers);
 }

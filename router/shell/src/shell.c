@@ -27,14 +27,14 @@ void kvf_router_shell_options_default(kvf_router_shell_options *o) {
 
 /* ------------------------------------------------------------------ the loop */
 
-void shell_drain(kvf_router_shell *s) {
+void front_shell_drain(kvf_router_shell *s) {
     kvf_router_action a;
     while (kvf_router_next(s->core, kvf_os_now_ns(), &a)) {
         switch (a.kind) {
-        case KVF_ROUTER_SEND: nodes_send(s, a.node, a.send); break;
-        case KVF_ROUTER_CLOSE: nodes_close(s, a.node); break;
-        case KVF_ROUTER_ADMIN_ANSWER: query_answer(s, &a); break;
-        default: generate_act(s, &a);
+        case KVF_ROUTER_SEND: front_nodes_send(s, a.node, a.send); break;
+        case KVF_ROUTER_CLOSE: front_nodes_close(s, a.node); break;
+        case KVF_ROUTER_ADMIN_ANSWER: front_query_answer(s, &a); break;
+        default: front_generate_act(s, &a);
         }
     }
 }
@@ -75,11 +75,11 @@ static void update_health(kvf_router_shell *s) {
 
 static bool over(const kvf_router_shell *s) { return s->leaving || (s->draining && s->live == 0); }
 
-void shell_pump(kvf_router_shell *s) {
-    shell_drain(s);
+void front_shell_pump(kvf_router_shell *s) {
+    front_shell_drain(s);
     while (s->dirty) {
-        generate_flush(s);
-        shell_drain(s); /* a client that does not read has been cancelled */
+        front_generate_flush(s);
+        front_shell_drain(s); /* a client that does not read has been cancelled */
     }
     update_health(s);
     set_timer(s);
@@ -91,21 +91,22 @@ static void on_timer(evutil_socket_t fd, short what, void *self) {
     (void)what;
     kvf_router_shell *s = self;
     kvf_router_on_time(s->core, kvf_os_now_ns());
-    shell_pump(s);
+    front_shell_pump(s);
 }
 
-/* Everything that waits is given to the core before clients are told: tokens of one stream that came together leave together. */
+/* Everything that waits is given to the core before clients are told: tokens of one stream that came together leave
+ * together. */
 static void on_inbox(evutil_socket_t fd, short what, void *self) {
     (void)fd;
     (void)what;
     kvf_router_shell *s = self;
-    for (inbox_item *item = inbox_take_all(&s->inbox); item;) {
+    for (inbox_item *item = front_inbox_take_all(&s->inbox); item;) {
         inbox_item *next = item->next;
         item->run(item, s);
-        shell_drain(s);
+        front_shell_drain(s);
         item = next;
     }
-    shell_pump(s);
+    front_shell_pump(s);
 }
 
 /* ------------------------------------------------------------------ the end */
@@ -114,10 +115,11 @@ static void on_drained(evutil_socket_t fd, short what, void *self) {
     (void)fd;
     (void)what;
     kvf_router_shell *s = self;
-    kvf_log(KVF_LOG_WARN, "router", "%" PRIu32 " requests have not ended within the time to drain: they are ended", s->live);
-    generate_fail_all(s, KVF_RPC_UNAVAILABLE, "this router is shutting down");
+    kvf_log(KVF_LOG_WARN, "router", "%" PRIu32 " requests have not ended within the time to drain: they are ended",
+        s->live);
+    front_generate_fail_all(s, KVF_RPC_UNAVAILABLE, "this router is shutting down");
     s->leaving = true;
-    shell_pump(s);
+    front_shell_pump(s);
 }
 
 static void run_stop(inbox_item *item, void *shell) {
@@ -125,7 +127,7 @@ static void run_stop(inbox_item *item, void *shell) {
     free(item);
     if (s->stops++ > 0) {
         kvf_log(KVF_LOG_WARN, "router", "told to stop twice: leaving now");
-        generate_fail_all(s, KVF_RPC_UNAVAILABLE, "this router is shutting down");
+        front_generate_fail_all(s, KVF_RPC_UNAVAILABLE, "this router is shutting down");
         s->leaving = true;
         return;
     }
@@ -143,11 +145,11 @@ void kvf_router_shell_stop(kvf_router_shell *s) {
     inbox_item *item = calloc(1, sizeof *item);
     if (!item) return;
     *item = (inbox_item){.run = run_stop, .drop = drop_stop};
-    inbox_put(&s->inbox, item);
+    front_inbox_put(&s->inbox, item);
 }
 
 kvf_status kvf_router_shell_run(kvf_router_shell *s) {
-    shell_pump(s);
+    front_shell_pump(s);
     while (!over(s))
         if (event_base_loop(s->base, EVLOOP_NO_EXIT_ON_EMPTY) != 0 && !over(s)) return KVF_ERR_INTERNAL;
     return KVF_OK;
@@ -170,7 +172,8 @@ static kvf_status open_model(kvf_router_shell *s, kvf_error *err) {
     memcpy(c->tokenizer_hash, kvf_tokenizer_get_info(s->model.tokenizer)->hash, sizeof c->tokenizer_hash);
     s->limits = (front_limits){c->context_max, s->options.stop_sequences_max, s->options.stop_sequence_bytes_max};
     if (s->limits.stop_sequences_max > 64)
-        return kvf_fail(err, KVF_ERR_INVALID, "stop_sequences_max is %" PRIu32 ", the limit is 64", s->limits.stop_sequences_max);
+        return kvf_fail(
+            err, KVF_ERR_INVALID, "stop_sequences_max is %" PRIu32 ", the limit is 64", s->limits.stop_sequences_max);
     return kvf_router_config_check(c, err);
 }
 
@@ -193,7 +196,8 @@ static kvf_status make_core(kvf_router_shell *s, kvf_error *err) {
 
 static kvf_status make_loop(kvf_router_shell *s, kvf_error *err) {
     s->base = event_base_new();
-    if (!s->base || inbox_init(&s->inbox) != KVF_OK) return kvf_fail(err, KVF_ERR_NO_MEMORY, "cannot make an event loop");
+    if (!s->base || front_inbox_init(&s->inbox) != KVF_OK)
+        return kvf_fail(err, KVF_ERR_NO_MEMORY, "cannot make an event loop");
     s->inbox_event = event_new(s->base, s->inbox.fd, EV_READ | EV_PERSIST, on_inbox, s);
     s->timer = evtimer_new(s->base, on_timer, s);
     s->drain_event = evtimer_new(s->base, on_drained, s);
@@ -204,8 +208,8 @@ static kvf_status make_loop(kvf_router_shell *s, kvf_error *err) {
 
 static kvf_status make_threads(kvf_router_shell *s, kvf_error *err) {
     const kvf_router_shell_options *o = &s->options;
-    if (timelines_init(&s->lines, o->timelines) != KVF_OK ||
-        workers_create(KVF_MAX(o->workers, 1u), KVF_MAX(o->jobs_max, 1u), &s->workers) != KVF_OK)
+    if (front_timelines_init(&s->lines, o->timelines) != KVF_OK ||
+        front_workers_create(KVF_MAX(o->workers, 1u), KVF_MAX(o->jobs_max, 1u), &s->workers) != KVF_OK)
         return kvf_fail(err, KVF_ERR_NO_MEMORY, "cannot start the tokenising threads");
     kvf_rpc_runtime_opts ro = {.loops = o->loops};
     kvf_status status = kvf_rpc_runtime_create(&ro, &s->rpc);
@@ -213,8 +217,8 @@ static kvf_status make_threads(kvf_router_shell *s, kvf_error *err) {
 }
 
 static kvf_status listen_all(kvf_router_shell *s, kvf_error *err) {
-    kvf_status status = inference_start(s, err);
-    if (status == KVF_OK) status = cluster_start(s, err);
+    kvf_status status = front_inference_start(s, err);
+    if (status == KVF_OK) status = front_cluster_start(s, err);
     if (status != KVF_OK) return status;
     kvf_rpc_health_set(s->clients, "liveness", KVF_RPC_HEALTH_SERVING);
     kvf_rpc_health_set(s->admin, "liveness", KVF_RPC_HEALTH_SERVING);
@@ -234,7 +238,7 @@ kvf_status kvf_router_shell_create(const kvf_router_shell_options *options, kvf_
     if (status == KVF_OK) status = make_core(s, err);
     if (status == KVF_OK) status = make_threads(s, err);
     if (status == KVF_OK) status = listen_all(s, err);
-    if (status == KVF_OK) status = nodes_start(s, err);
+    if (status == KVF_OK) status = front_nodes_start(s, err);
     /* What was borrowed until here must not be used later. */
     s->options.nodes = NULL;
     s->options.nodes_count = 0;
@@ -243,8 +247,9 @@ kvf_status kvf_router_shell_create(const kvf_router_shell_options *options, kvf_
         kvf_router_shell_destroy(s);
         return status;
     }
-    kvf_log(KVF_LOG_INFO, "router", "%s epoch %016" PRIx64 ": model %s, context %" PRIu32 ", clients at %s, admin at %s", s->name,
-        s->config.epoch, s->model.id, s->limits.context_max, kvf_router_shell_address(s), kvf_router_shell_admin_address(s));
+    kvf_log(KVF_LOG_INFO, "router",
+        "%s epoch %016" PRIx64 ": model %s, context %" PRIu32 ", clients at %s, admin at %s", s->name, s->config.epoch,
+        s->model.id, s->limits.context_max, kvf_router_shell_address(s), kvf_router_shell_admin_address(s));
     *out = s;
     return KVF_OK;
 }
@@ -254,36 +259,36 @@ const char *kvf_router_shell_admin_address(const kvf_router_shell *s) { return k
 bool kvf_router_shell_serving(const kvf_router_shell *s) { return atomic_load(&s->serving); }
 
 uint32_t kvf_router_shell_timelines(kvf_router_shell *s, kvf_router_timeline *out, uint32_t max) {
-    return timelines_copy(&s->lines, out, max);
+    return front_timelines_copy(&s->lines, out, max);
 }
 
 /* Every call that is known gets its answer. */
 static void end_calls(kvf_router_shell *s) {
     s->draining = true;
-    if (s->workers) workers_stop(s->workers);
+    if (s->workers) front_workers_stop(s->workers);
     if (!s->core || !s->clients) return;
-    generate_fail_all(s, KVF_RPC_UNAVAILABLE, "this router is shutting down");
-    for (inbox_item *item = inbox_take_all(&s->inbox); item;) {
+    front_generate_fail_all(s, KVF_RPC_UNAVAILABLE, "this router is shutting down");
+    for (inbox_item *item = front_inbox_take_all(&s->inbox); item;) {
         inbox_item *next = item->next;
         item->run(item, s);
-        shell_drain(s);
+        front_shell_drain(s);
         item = next;
     }
-    shell_drain(s);
+    front_shell_drain(s);
 }
 
 /* Calls end first, then who could still put something into the inbox, then the inbox. */
 void kvf_router_shell_destroy(kvf_router_shell *s) {
     if (!s) return;
     end_calls(s);
-    cluster_stop(s);
-    nodes_stop(s);
+    front_cluster_stop(s);
+    front_nodes_stop(s);
     if (s->clients) kvf_rpc_server_shutdown(s->clients, 1000); /* for what was said to them last */
     if (s->admin) kvf_rpc_server_shutdown(s->admin, 1000);
-    workers_destroy(s->workers);
+    front_workers_destroy(s->workers);
     if (s->rpc) kvf_rpc_runtime_destroy(s->rpc);
-    inbox_fini(&s->inbox);
-    timelines_fini(&s->lines);
+    front_inbox_fini(&s->inbox);
+    front_timelines_fini(&s->lines);
     struct event *events[] = {s->inbox_event, s->timer, s->drain_event};
     for (size_t i = 0; i < KVF_COUNT_OF(events); i++)
         if (events[i]) event_free(events[i]);
@@ -292,6 +297,7 @@ void kvf_router_shell_destroy(kvf_router_shell *s) {
     free(s->slots);
     free(s->free_slots);
     front_scratch_fini(&s->scratch);
+    free(s->send_arena.base);
     front_model_free(&s->model);
     free(s);
 }

@@ -1,9 +1,10 @@
-/* shell_int.h - what the parts of a router process share. Everything belongs to the core thread, but for: options, model and
- * limits (constant), inbox, workers, lines (locked), serving (atomic), and where a field says otherwise. */
+/* shell_int.h - what the parts of a router process share. Everything belongs to the core thread, but for: options,
+ * model and limits (constant), inbox, workers, lines (locked), serving (atomic), and where a field says otherwise. */
 #ifndef SHELL_INT_H
 #define SHELL_INT_H
 #include "choice.h"
 #include "inbox.h"
+#include "kvf/arena.h"
 #include "kvf/os.h"
 #include "kvf/request_text.h"
 #include "kvf/router_shell.h"
@@ -57,6 +58,7 @@ struct kvf_router_shell {
     uint32_t *free_slots, slots_count, free_count, live;
     front_request *dirty; /* have something to tell */
     front_scratch scratch;
+    kvf_arena send_arena; /* one message to a node */
     node_link links[KVF_ROUTER_NODES_MAX];
     gather *gathers;
     watcher *watchers;
@@ -68,26 +70,26 @@ struct kvf_router_shell {
 };
 
 /* ---- shell.c ---- */
-void shell_drain(kvf_router_shell *s); /* carries out what the core wants; after every event given to it */
-void shell_pump(kvf_router_shell *s); /* the same, tells clients, sets the timer: at the end of every callback */
+void front_shell_drain(kvf_router_shell *s); /* carries out what the core wants; after every event given to it */
+void front_shell_pump(kvf_router_shell *s); /* the same, tells clients, sets the timer: at the end of every callback */
 
 /* ---- generate.c: requests that make tokens ---- */
-void generate_handler(void *shell, kvf_rpc_call *call, const ProtobufCMessage *request);
-void complete_handler(void *shell, kvf_rpc_call *call, const ProtobufCMessage *request);
-void generate_act(kvf_router_shell *s, const kvf_router_action *action);
-void generate_flush(kvf_router_shell *s); /* tells clients what came since */
-void generate_fail_all(kvf_router_shell *s, kvf_rpc_code code, const char *text);
+void front_generate_handler(void *shell, kvf_rpc_call *call, const ProtobufCMessage *request);
+void front_complete_handler(void *shell, kvf_rpc_call *call, const ProtobufCMessage *request);
+void front_generate_act(kvf_router_shell *s, const kvf_router_action *action);
+void front_generate_flush(kvf_router_shell *s); /* tells clients what came since */
+void front_generate_fail_all(kvf_router_shell *s, kvf_rpc_code code, const char *text);
 
 /* ---- inference.c: the client listener ---- */
-kvf_status inference_start(kvf_router_shell *s, kvf_error *err);
+kvf_status front_inference_start(kvf_router_shell *s, kvf_error *err);
 
 /* ---- nodes.c: sessions to nodes ---- */
-kvf_status nodes_start(kvf_router_shell *s, kvf_error *err);
-void nodes_stop(kvf_router_shell *s);
-void nodes_send(kvf_router_shell *s, uint32_t node, const kvf_rmsg *message);
-void nodes_close(kvf_router_shell *s, uint32_t node);
+kvf_status front_nodes_start(kvf_router_shell *s, kvf_error *err);
+void front_nodes_stop(kvf_router_shell *s);
+void front_nodes_send(kvf_router_shell *s, uint32_t node, const kvf_rmsg *message);
+void front_nodes_close(kvf_router_shell *s, uint32_t node);
 
 /* ---- cluster.c, query.c: the admin listener ---- */
-kvf_status cluster_start(kvf_router_shell *s, kvf_error *err);
-void cluster_stop(kvf_router_shell *s);
+kvf_status front_cluster_start(kvf_router_shell *s, kvf_error *err);
+void front_cluster_stop(kvf_router_shell *s);
 #endif

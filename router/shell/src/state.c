@@ -19,7 +19,7 @@ static double per_second(uint64_t tokens, uint64_t busy_ns) {
     return busy_ns ? (double)tokens * (double)KVF_NS_PER_S / (double)busy_ns : 0;
 }
 
-void cluster_node_status(
+void front_cluster_node_status(
     const kvf_router_node *n, const char *address, Kvferry__V1__NodeStatus *out, Kvferry__V1__BlockCounts *blocks) {
     const kvf_node_stats *s = &n->stats;
     kvferry__v1__node_status__init(out);
@@ -60,9 +60,9 @@ static void add_router(kvf_router_shell *s, whole_state *w, const kvf_router_cou
     kvferry__v1__node_status__init(m);
     m->id = kvf_proto_text(s->name);
     m->role = KVFERRY__V1__ROLE__ROLE_ROUTER;
-    m->state = s->draining ? KVFERRY__V1__NODE_STATE__NODE_STATE_DRAINING
-        : atomic_load(&s->serving) ? KVFERRY__V1__NODE_STATE__NODE_STATE_READY
-                                   : KVFERRY__V1__NODE_STATE__NODE_STATE_STARTING;
+    m->state = s->draining                ? KVFERRY__V1__NODE_STATE__NODE_STATE_DRAINING
+               : atomic_load(&s->serving) ? KVFERRY__V1__NODE_STATE__NODE_STATE_READY
+                                          : KVFERRY__V1__NODE_STATE__NODE_STATE_STARTING;
     m->epoch = s->config.epoch;
     m->address = kvf_proto_text(kvf_router_shell_address(s));
     m->running = c->live;
@@ -85,7 +85,9 @@ static void add_pairs(kvf_router_shell *s, whole_state *w, kvf_time_ns now) {
             m->pages_moved = pair.pages;
             m->bytes_moved = pair.bytes;
             snprintf(w->refused[at], KVF_TEXT_MAX, "%s",
-                pair.refused[0] ? pair.refused : pair.ejected ? "set aside after failures" : "");
+                pair.refused[0] ? pair.refused
+                : pair.ejected  ? "set aside after failures"
+                                : "");
             m->refused = kvf_proto_text(w->refused[at]);
             w->pair_list[at] = m;
             w->state.n_pairs++;
@@ -93,7 +95,7 @@ static void add_pairs(kvf_router_shell *s, whole_state *w, kvf_time_ns now) {
     }
 }
 
-Kvferry__V1__ClusterState *cluster_state(kvf_router_shell *s) {
+Kvferry__V1__ClusterState *front_cluster_state(kvf_router_shell *s) {
     whole_state *w = calloc(1, sizeof *w);
     if (!w) return NULL;
     kvf_time_ns now = kvf_os_now_ns();
@@ -105,7 +107,7 @@ Kvferry__V1__ClusterState *cluster_state(kvf_router_shell *s) {
     for (uint32_t i = 0; i < s->config.nodes_max; i++) {
         if (!kvf_router_node_at(s->core, now, i, &w->seen[i])) continue;
         size_t at = w->state.n_nodes++;
-        cluster_node_status(&w->seen[i], s->links[i].address, &w->nodes[at], &w->blocks[at]);
+        front_cluster_node_status(&w->seen[i], s->links[i].address, &w->nodes[at], &w->blocks[at]);
         w->node_list[at] = &w->nodes[at];
     }
     add_router(s, w, &counters);

@@ -1,5 +1,5 @@
-/* Messages to the client of one request. A stream that refuses a message has a slow reader or none any more: its request is
- * cancelled at the core, whose FAILED ends the call. */
+/* Messages to the client of one request. A stream that refuses a message has a slow reader or none any more: its
+ * request is cancelled at the core, whose FAILED ends the call. */
 #include "generate.h"
 #include "kvf/proto.h"
 #include <stdlib.h>
@@ -9,8 +9,8 @@ static bool push(front_request *r, Kvferry__V1__GenerateResponse *m) {
     kvf_status status = kvf_rpc_stream_push(r->call, &m->base);
     if (status == KVF_OK) return true;
     r->dropped = true;
-    kvf_router_cancel(r->shell->core, kvf_os_now_ns(), r->id,
-        status == KVF_AGAIN ? KVF_CANCEL_SLOW_READER : KVF_CANCEL_CLIENT);
+    kvf_router_cancel(
+        r->shell->core, kvf_os_now_ns(), r->id, status == KVF_AGAIN ? KVF_CANCEL_SLOW_READER : KVF_CANCEL_CLIENT);
     return false;
 }
 
@@ -29,7 +29,7 @@ static void fill_admitted(const front_request *r, Kvferry__V1__Admitted *m) {
     m->seed = r->plan.sampling.seed;
 }
 
-bool tell_admitted(front_request *r) {
+bool front_tell_admitted(front_request *r) {
     if (r->unary) return true;
     Kvferry__V1__Admitted admitted;
     Kvferry__V1__GenerateResponse m = KVFERRY__V1__GENERATE_RESPONSE__INIT;
@@ -43,29 +43,31 @@ bool tell_admitted(front_request *r) {
 
 static const kvf_sample empty_sample; /* the first token of a prompt: nothing chosen, nothing beside it */
 
-static bool keep_prompt(front_request *r, const kvf_sample *samples, uint32_t count) {
+static bool keep_prompt(front_request *r, const void *samples, uint32_t count) {
     uint32_t total = r->prompt_samples_count + count;
     kvf_sample *grown = realloc(r->prompt_samples, sizeof *grown * total);
     if (!grown) return no_memory(r);
-    memcpy(grown + r->prompt_samples_count, samples, sizeof *samples * count);
+    memcpy(grown + r->prompt_samples_count, samples, sizeof *grown * count);
     r->prompt_samples = grown;
     r->prompt_samples_count = total;
     return true;
 }
 
-bool tell_prompt_logprobs(front_request *r, uint32_t start, const kvf_sample *samples, uint32_t count) {
-    enum { ITEMS_MAX = 64 }; /* of one message, so that none is large */
+bool front_tell_prompt_logprobs(front_request *r, uint32_t start, const void *samples, uint32_t count) {
+    enum { ITEMS_MAX = 32 }; /* of one message, so that none is large */
+    kvf_sample some[ITEMS_MAX]; /* unaligned in the message they came with */
+    front_scratch *scratch = &r->shell->scratch;
     bool none = !samples;
     if (none) samples = &empty_sample;
     if (r->unary) return keep_prompt(r, samples, count);
-    front_scratch *scratch = &r->shell->scratch;
     for (uint32_t at = 0; at < count; at += ITEMS_MAX) {
-        uint32_t some = KVF_MIN(count - at, (uint32_t)ITEMS_MAX);
-        if (!front_scratch_reserve(scratch, front_logprobs_bytes(samples + at, some))) return no_memory(r);
+        uint32_t n = KVF_MIN(count - at, (uint32_t)ITEMS_MAX);
+        memcpy(some, (const uint8_t *)samples + sizeof *some * at, sizeof *some * n);
+        if (!front_scratch_reserve(scratch, front_logprobs_bytes(some, n))) return no_memory(r);
         Kvferry__V1__PromptLogprobs part = KVFERRY__V1__PROMPT_LOGPROBS__INIT;
         part.start = start + at;
-        part.n_items = some;
-        part.items = front_pack_logprobs(scratch, r->rules.tokenizer, samples + at, some);
+        part.n_items = n;
+        part.items = front_pack_logprobs(scratch, r->rules.tokenizer, some, n);
         if (none) part.items[0]->chosen = NULL;
         Kvferry__V1__GenerateResponse m = KVFERRY__V1__GENERATE_RESPONSE__INIT;
         m.event_case = KVFERRY__V1__GENERATE_RESPONSE__EVENT_PROMPT_LOGPROBS;
@@ -120,7 +122,7 @@ static bool tell_end(front_request *r, uint32_t index, const kvf_router_usage *l
     return true;
 }
 
-bool tell_news(front_request *r) {
+bool front_tell_news(front_request *r) {
     if (r->unary) return true;
     for (uint32_t i = 0; i < r->plan.n; i++)
         if (front_choice_has_news(&r->choices[i]) && !tell_chunk(r, i)) return false;
@@ -132,8 +134,8 @@ bool tell_news(front_request *r) {
 
 /* ---- the end ---- */
 
-static void fill_completion(front_request *r, uint32_t index, Kvferry__V1__Completion *m, Kvferry__V1__Finished *finished,
-    Kvferry__V1__Usage *usage) {
+static void fill_completion(front_request *r, uint32_t index, Kvferry__V1__Completion *m,
+    Kvferry__V1__Finished *finished, Kvferry__V1__Usage *usage) {
     front_choice *c = &r->choices[index];
     kvferry__v1__completion__init(m);
     front_pack_finished(finished, usage, c, index, &r->plan);
@@ -143,8 +145,7 @@ static void fill_completion(front_request *r, uint32_t index, Kvferry__V1__Compl
     m->token_ids = c->ids;
     m->n_logprobs = c->samples_count;
     if (c->samples_count)
-        m->logprobs =
-            front_pack_logprobs(&r->shell->scratch, r->rules.tokenizer, c->samples, c->samples_count);
+        m->logprobs = front_pack_logprobs(&r->shell->scratch, r->rules.tokenizer, c->samples, c->samples_count);
     m->finished = finished;
 }
 
@@ -160,8 +161,9 @@ static void reply(front_request *r, const kvf_router_usage *u) {
     for (uint32_t i = 0; i < n; i++) bytes += front_logprobs_bytes(r->choices[i].samples, r->choices[i].samples_count);
     if (!front_scratch_reserve(&r->shell->scratch, bytes)) {
         fault f;
-        fault_set(&f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory for an answer of %zu bytes", bytes);
-        fault_send(r->call, &f);
+        front_fault_set(
+            &f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory for an answer of %zu bytes", bytes);
+        front_fault_send(r->call, &f);
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -178,8 +180,8 @@ static void reply(front_request *r, const kvf_router_usage *u) {
     m.admitted = &admitted;
     m.n_prompt_logprobs = r->prompt_samples_count;
     if (r->prompt_samples_count) {
-        m.prompt_logprobs = front_pack_logprobs(
-            &r->shell->scratch, r->rules.tokenizer, r->prompt_samples, r->prompt_samples_count);
+        m.prompt_logprobs =
+            front_pack_logprobs(&r->shell->scratch, r->rules.tokenizer, r->prompt_samples, r->prompt_samples_count);
         m.prompt_logprobs[0]->chosen = NULL;
     }
     m.n_completions = n;
@@ -188,16 +190,17 @@ static void reply(front_request *r, const kvf_router_usage *u) {
     kvf_rpc_reply(r->call, &m.base);
 }
 
-void tell_finished(front_request *r, const kvf_router_usage *usage) {
+void front_tell_finished(front_request *r, const kvf_router_usage *usage) {
     if (r->unary) {
         reply(r, usage);
         return;
     }
-    if (!r->dropped) tell_news(r);
+    if (!r->dropped) front_tell_news(r);
     for (uint32_t i = 0; i < r->plan.n && !r->dropped; i++)
         if (!r->choices[i].told) tell_end(r, i, r->untold == 1 ? usage : NULL);
     if (!r->dropped)
         kvf_rpc_stream_end(r->call);
     else
-        kvf_rpc_abort(r->call, KVF_RPC_RESOURCE_EXHAUSTED, "the client reads too slowly: the end of its output found no room");
+        kvf_rpc_abort(
+            r->call, KVF_RPC_RESOURCE_EXHAUSTED, "the client reads too slowly: the end of its output found no room");
 }

@@ -9,8 +9,8 @@ typedef struct {
     kvf_router_timeline *ring;
     uint32_t capacity, next, count;
 } timelines;
-kvf_status timelines_init(timelines *t, uint32_t capacity);
-void timelines_fini(timelines *t);
-void timelines_add(timelines *t, const kvf_router_timeline *one); /* also logs it */
-uint32_t timelines_copy(timelines *t, kvf_router_timeline *out, uint32_t max);
+kvf_status front_timelines_init(timelines *t, uint32_t capacity);
+void front_timelines_fini(timelines *t);
+void front_timelines_add(timelines *t, const kvf_router_timeline *one); /* also logs it */
+uint32_t front_timelines_copy(timelines *t, kvf_router_timeline *out, uint32_t max);
 #endif

@@ -42,7 +42,7 @@ static kvf_status start_threads(workers *w, uint32_t threads) {
     return w->threads_count == threads ? KVF_OK : KVF_ERR_NO_MEMORY;
 }
 
-kvf_status workers_create(uint32_t threads, uint32_t jobs_max, workers **out) {
+kvf_status front_workers_create(uint32_t threads, uint32_t jobs_max, workers **out) {
     KVF_ASSERT(threads > 0 && jobs_max > 0);
     workers *w = calloc(1, sizeof *w + sizeof(pthread_t) * threads);
     if (!w) return KVF_ERR_NO_MEMORY;
@@ -50,14 +50,14 @@ kvf_status workers_create(uint32_t threads, uint32_t jobs_max, workers **out) {
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
     if (start_threads(w, threads) != KVF_OK) {
-        workers_destroy(w);
+        front_workers_destroy(w);
         return KVF_ERR_NO_MEMORY;
     }
     *out = w;
     return KVF_OK;
 }
 
-void workers_stop(workers *w) {
+void front_workers_stop(workers *w) {
     pthread_mutex_lock(&w->lock);
     w->ending = true;
     worker_job *left = w->head;
@@ -74,15 +74,15 @@ void workers_stop(workers *w) {
     }
 }
 
-void workers_destroy(workers *w) {
+void front_workers_destroy(workers *w) {
     if (!w) return;
-    workers_stop(w);
+    front_workers_stop(w);
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
     free(w);
 }
 
-kvf_status workers_put(workers *w, worker_job *job) {
+kvf_status front_workers_put(workers *w, worker_job *job) {
     kvf_status status = KVF_AGAIN;
     job->next = NULL;
     pthread_mutex_lock(&w->lock);

@@ -1,4 +1,5 @@
-/* workers.h - a few threads for what takes long (tokenising a megabyte, rendering a template): one bounded queue, in order. */
+/* workers.h - a few threads for what takes long (tokenising a megabyte, rendering a template): one bounded queue, in
+ * order. */
 #ifndef FRONT_WORKERS_H
 #define FRONT_WORKERS_H
 #include "kvf/base.h"
@@ -11,8 +12,9 @@ struct worker_job { /* part of the sender's object */
 };
 
 typedef struct workers workers;
-kvf_status workers_create(uint32_t threads, uint32_t jobs_max, workers **out);
-void workers_stop(workers *w); /* waits for what runs, drops what waits; put is refused from then on */
-void workers_destroy(workers *w); /* stops first; NULL is fine */
-kvf_status workers_put(workers *w, worker_job *job); /* any thread; KVF_AGAIN: full or ending, the job stays the caller's */
+kvf_status front_workers_create(uint32_t threads, uint32_t jobs_max, workers **out);
+void front_workers_stop(workers *w); /* waits for what runs, drops what waits; put is refused from then on */
+void front_workers_destroy(workers *w); /* stops first; NULL is fine */
+kvf_status front_workers_put(
+    workers *w, worker_job *job); /* any thread; KVF_AGAIN: full or ending, the job stays the caller's */
 #endif
