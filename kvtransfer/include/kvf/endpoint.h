@@ -16,8 +16,8 @@ typedef struct {
     /* nonce: the receiving side's of this connection. outgoing: we called. transport: "shm", "tcp", "loopback". */
     void (*on_link_up)(void *self, kvf_link_id link, const char *peer, uint64_t peer_epoch, const uint8_t nonce[16],
         bool outgoing, const char *transport);
-    /* Once per link, also for one that never came up (then reason and text say why: KVF_ERR_MISMATCH names field and
-     * values). */
+    /* Once per link, also for one that never came up: then reason and text say why (KVF_ERR_MISMATCH names field and
+     * both values). peer is empty for a caller that ended before it said who it is. */
     void (*on_link_down)(void *self, kvf_link_id link, const char *peer, kvf_status reason, const char *text);
     void (*on_frame)(void *self, kvf_link_id link, const kvf_frame *frame);
     /* ACCEPT and *target: where the payload is copied to. Afterwards on_landed with the verdict on the copy. */

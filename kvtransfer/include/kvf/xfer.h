@@ -83,8 +83,8 @@ kvf_time_ns kvf_rx_deadline(const kvf_rx *rx);
 typedef enum {
     KVF_RX_FRAME, /* send it */
     KVF_RX_COMMITTED, /* all pages are here; `blocks` and their pins are the caller's now; the grant is closed */
-    KVF_RX_LOST /* the grant is over: expired, cancelled by the peer, or its link is down; blocks are unpinned already
-                 */
+    KVF_RX_LOST /* the grant is over: expired, cancelled by the peer, its link down for a ttl, or commit and pages
+                   differ (KVF_ERR_CORRUPT); blocks are unpinned already */
 } kvf_rx_act_kind;
 typedef struct {
     kvf_rx_act_kind kind;

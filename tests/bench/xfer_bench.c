@@ -1,0 +1,130 @@
+/* xfer_bench - how fast pages move between two processes of this host: `xfer_bench [pages [page_bytes]]` prints GB/s
+ * for shm and tcp, CRC on both sides included. A measuring aid, not a test: nothing is asserted about the figures.
+ *
+ * The child sends one page over and over (its memory is warm, as a page just computed is); the parent copies each into
+ * one of 64 pages. */
+#include "kvf/endpoint.h"
+#include "kvf/log.h"
+#include "kvf/os.h"
+#include <event2/event.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { TARGETS = 64 };
+typedef struct {
+    kvf_endpoint *e;
+    struct event_base *base;
+    kvf_link_id link;
+    bool up, down, room;
+    uint32_t page_bytes, pages, sent, bad, expected;
+    uint8_t *memory;
+    kvf_time_ns first_ns, last_ns;
+} bench;
+
+static void on_up(void *self, kvf_link_id link, const char *peer, uint64_t epoch, const uint8_t nonce[16],
+    bool outgoing, const char *transport) {
+    bench *b = self;
+    b->link = link;
+    b->up = b->room = true;
+}
+static void on_down(void *self, kvf_link_id link, const char *peer, kvf_status reason, const char *text) {
+    bench *b = self;
+    b->down = true;
+    if (b->sent < b->expected && b->pages < b->expected) fprintf(stderr, "link down: %s\n", text);
+    event_base_loopbreak(b->base);
+}
+static void on_frame(void *self, kvf_link_id link, const kvf_frame *f) {}
+static kvf_page_verdict on_page(void *self, kvf_link_id link, const kvf_page_header *h, void **target, kvf_landing *l) {
+    bench *b = self;
+    if (b->pages == 0) b->first_ns = kvf_os_now_ns();
+    *target = b->memory + (size_t)(h->block % TARGETS) * b->page_bytes;
+    *l = (kvf_landing){.grant = h->grant};
+    return KVF_PAGE_ACCEPT;
+}
+static void on_landed(void *self, kvf_link_id link, const kvf_landing *l, bool crc_ok) {
+    bench *b = self;
+    b->bad += !crc_ok;
+    if (++b->pages < b->expected) return;
+    b->last_ns = kvf_os_now_ns();
+    event_base_loopbreak(b->base);
+}
+static void on_room(void *self, kvf_link_id link) { ((bench *)self)->room = true; }
+
+static kvf_status bench_open(bench *b, const char *node, uint64_t epoch, uint32_t page_bytes, uint32_t pages) {
+    *b = (bench){.base = event_base_new(), .page_bytes = page_bytes, .expected = pages};
+    b->memory = calloc(TARGETS, page_bytes);
+    kvf_identity model = {.wire_version = 1, .page_bytes = page_bytes, .numerics = "bench", .kv_type = "f16"};
+    kvf_endpoint_options o = {.base = b->base,
+        .node = node,
+        .epoch = epoch,
+        .identity = &model,
+        .listen_tcp = "127.0.0.1:0",
+        .listen_shm = true,
+        .connect_timeout_ns = 10 * KVF_NS_PER_S,
+        .heartbeat_ns = KVF_NS_PER_S,
+        .peer_timeout_ns = 60 * KVF_NS_PER_S,
+        .callbacks = {b, on_up, on_down, on_frame, on_page, on_landed, on_room}};
+    kvf_error err;
+    kvf_status status = b->base && b->memory ? kvf_endpoint_create(&o, &b->e, &err) : KVF_ERR_NO_MEMORY;
+    if (status != KVF_OK) fprintf(stderr, "%s\n", status == KVF_ERR_NO_MEMORY ? "no memory" : err.message);
+    return status;
+}
+
+static int send_all(const char *address, const char *local, uint32_t pages, uint32_t page_bytes) {
+    bench b;
+    if (bench_open(&b, "p1", 11, page_bytes, pages) != KVF_OK) return 1;
+    for (size_t i = 0; i < (size_t)TARGETS * page_bytes; i++) b.memory[i] = (uint8_t)(i * 7);
+    if (kvf_endpoint_connect(b.e, "d1", 22, address, local, kvf_os_host_id(), &b.link) != KVF_OK) return 1;
+    for (uint32_t n = 0; n < pages && !b.down;) {
+        event_base_loop(b.base, b.room ? EVLOOP_NONBLOCK : EVLOOP_ONCE);
+        uint32_t crc;
+        /* Bursts of 16, as a layer of a chunk becomes ready; one flush for each. */
+        for (int burst = 0; b.up && b.room && burst < 16 && n < pages; burst++) {
+            kvf_page_header h = {.grant = 1, .block = n, .len_bytes = page_bytes};
+            b.room =
+                kvf_endpoint_send_page(b.e, b.link, &h, b.memory + (size_t)(n % TARGETS) * page_bytes, &crc) == KVF_OK;
+            n += b.room;
+            b.sent = n;
+        }
+        kvf_endpoint_flush(b.e);
+    }
+    while (!b.down) event_base_loop(b.base, EVLOOP_ONCE); /* the receiver closes when it has everything */
+    return 0;
+}
+
+static int measure(const char *kind, uint32_t pages, uint32_t page_bytes) {
+    bench d;
+    if (bench_open(&d, "d1", 22, page_bytes, pages) != KVF_OK) return 1;
+    char address[KVF_ADDRESS_MAX], local[KVF_ADDRESS_MAX];
+    snprintf(address, sizeof address, "%s", kvf_endpoint_address(d.e));
+    snprintf(local, sizeof local, "%s", *kind == 's' ? kvf_endpoint_local_address(d.e) : "");
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) _exit(send_all(address, local, pages, page_bytes));
+    event_base_dispatch(d.base);
+    double seconds = (double)(d.last_ns - d.first_ns) / 1e9, bytes = (double)pages * page_bytes;
+    if (d.pages == pages && d.bad == 0)
+        printf("%-4s %u pages of %u bytes: %.2f GB/s, %.0f pages/s\n", kind, pages, page_bytes, bytes / seconds / 1e9,
+            pages / seconds);
+    else
+        printf("%-4s failed: %u of %u pages, %u spoilt\n", kind, d.pages, pages, d.bad);
+    kvf_endpoint_destroy(d.e);
+    event_base_free(d.base);
+    free(d.memory);
+    int status = 1;
+    waitpid(child, &status, 0);
+    return d.pages == pages && d.bad == 0 && status == 0 ? 0 : 1;
+}
+
+int main(int argc, char **argv) {
+    uint32_t pages = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 200000;
+    uint32_t page_bytes = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 12288;
+    if (pages == 0 || page_bytes == 0) {
+        fprintf(stderr, "usage: xfer_bench [pages [page_bytes]]\n");
+        return 2;
+    }
+    kvf_log_set_level(KVF_LOG_ERROR);
+    return measure("shm", pages, page_bytes) | measure("tcp", pages, page_bytes);
+}
