@@ -216,11 +216,16 @@ static void start_step(sim *s, uint32_t i, const kvf_step *step) {
     e->number = step->id;
 }
 
+static bool has_room(void *self, kvf_link_id link) {
+    const sim *s = self;
+    return link_alive(s, &s->link[link]); /* a link that is going down takes nothing until its end has been told */
+}
+
 static void drain_node(sim *s, uint32_t i) {
     sim_node *n = &s->node[i];
     kvf_node_act a;
     kvf_error err;
-    while (n->alive && kvf_node_next(n->core, NULL, NULL, &a)) {
+    while (n->alive && kvf_node_next(n->core, has_room, s, &a)) {
         switch (a.kind) {
         case KVF_NODE_STEP: start_step(s, i, &a.step); break;
         case KVF_NODE_MSG: to_router(s, i, &a.msg); break;
@@ -582,7 +587,7 @@ static void run_until(sim *s, kvf_time_ns end, bool stop_when_over) {
     while (!(stop_when_over && s->over == s->requests) && s->heap_count > 0 && s->heap[0].at <= end) {
         sim_pop(s, &e);
         s->now = e.at;
-        s->events++;
+        if (++s->events > 2000000) sim_fail(s, "more than 2,000,000 events: something never rests");
         if (!of_the_past(s, &e)) handle(s, &e);
         free(e.payload);
     }

@@ -96,6 +96,12 @@ void node_on_rx(kvf_node *n, const kvf_rx_act *a) {
     }
     r->grant = 0;
     r->booked -= a->blocks_spent;
+    if (a->reason == KVF_ERR_CANCELLED) {
+        /* The sender gave it up and has told the router why (a request that is over at its first token, a failure): saying Failed
+         * here could overtake that token on its own connection. */
+        node_release(n, r);
+        return;
+    }
     node_fail(n, r, KVF_STAGE_TRANSFER, a->reason, "", true, "the grant was lost before its commit");
 }
 
