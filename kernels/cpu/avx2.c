@@ -35,11 +35,11 @@ LANES_INLINE void q_dot_nibbles(
     UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int h = 0; h < 2; h++) dot[t][h] = widen(pairs[t][h]);
 }
 
-LANES_INLINE void q_dot_bytes(
-    const int ROWS, const uint8_t *at, const int8_t *q, size_t q_stride, __m256i dot[Q_ROWS][2]) {
+LANES_INLINE void q_dot_bytes(const int ROWS, const uint8_t *at, const int8_t *q, size_t q_stride, const int first,
+    const int end, __m256i dot[Q_ROWS][2]) {
     const __m256i offset = _mm256_set1_epi8((char)0x80);
     UNROLL for (int t = 0; t < ROWS; t++) dot[t][0] = dot[t][1] = _mm256_setzero_si256();
-    for (int j = 0; j < 8; j++) {
+    for (int j = first; j < end; j++) {
         UNROLL for (int h = 0; h < 2; h++) {
             __m256i codes = _mm256_xor_si256(load8(at + 64 * j + 32 * h), offset), size = _mm256_abs_epi8(codes);
             UNROLL for (int t = 0; t < ROWS; t++) {
@@ -47,6 +47,21 @@ LANES_INLINE void q_dot_bytes(
                 dot[t][h] = _mm256_add_epi32(dot[t][h], widen(_mm256_maddubs_epi16(size, x)));
             }
         }
+    }
+}
+
+LANES_INLINE void q_scale(kvf_pack_kind kind, const int ROWS, const uint8_t *scales, const kvf_group_scale *scale,
+    size_t stride, __m256i dot[Q_ROWS][2], v16 acc[Q_ROWS]) {
+    const float *wide = (const float *)(const void *)scales;
+    const bool is_wide = kind == KVF_PACK_Q4F || kind == KVF_PACK_Q8G || kind == KVF_PACK_Q8M;
+    const bool has_min = kind == KVF_PACK_Q4 || kind == KVF_PACK_Q4F || kind == KVF_PACK_Q8M;
+    v16 d = is_wide ? v16_load(wide) : v16_load_half(scales);
+    v16 m = kind == KVF_PACK_Q4 ? v16_load_half(scales + 32) : has_min ? v16_load(wide + 16) : v16_zero();
+    UNROLL for (int t = 0; t < ROWS; t++) {
+        const kvf_group_scale *at_row = scale + t * stride;
+        v16 i = {_mm256_cvtepi32_ps(dot[t][0]), _mm256_cvtepi32_ps(dot[t][1])};
+        if (has_min) acc[t] = v16_fma(m, v16_set1(at_row->us), acc[t]);
+        acc[t] = v16_fma(v16_mul(i, d), v16_set1(at_row->s), acc[t]);
     }
 }
 
@@ -62,22 +77,19 @@ LANES_INLINE void q_tile(kvf_pack_kind kind, const int ROWS, const kvf_packed *w
     for (uint32_t g = 0; g < w->groups; g++, q += KVF_GROUP, scale++, group += bytes) {
         const uint8_t *at = group + kvf_codes_offset(kind, bytes, panel);
         const uint8_t *scales = group + kvf_scales_offset(kind, bytes, panel);
-        const float *wide = (const float *)(const void *)scales;
         __m256i dot[Q_ROWS][2];
-        if (kind == KVF_PACK_Q8)
-            q_dot_bytes(ROWS, at, q, q_stride, dot);
+        if (kind == KVF_PACK_Q8G) {
+            q_dot_bytes(ROWS, at, q, q_stride, 0, 4, dot);
+            q_scale(kind, ROWS, scales, scale, x->groups, dot, acc);
+            q_dot_bytes(ROWS, at, q, q_stride, 4, 8, dot);
+            q_scale(kind, ROWS, scales + 64, scale, x->groups, dot, acc);
+            continue;
+        }
+        if (kvf_kind_has_bytes(kind))
+            q_dot_bytes(ROWS, at, q, q_stride, 0, 8, dot);
         else
             q_dot_nibbles(ROWS, at, q, q_stride, dot);
-        v16 d = kind == KVF_PACK_Q4F ? v16_load(wide) : v16_load_half(scales);
-        v16 m = kind == KVF_PACK_Q4F  ? v16_load(wide + 16)
-                : kind == KVF_PACK_Q4 ? v16_load_half(scales + 32)
-                                      : v16_zero();
-        UNROLL for (int t = 0; t < ROWS; t++) {
-            const kvf_group_scale *at_row = scale + (size_t)t * x->groups;
-            v16 i = {_mm256_cvtepi32_ps(dot[t][0]), _mm256_cvtepi32_ps(dot[t][1])};
-            if (kind != KVF_PACK_Q8) acc[t] = v16_fma(m, v16_set1(at_row->us), acc[t]);
-            acc[t] = v16_fma(v16_mul(i, d), v16_set1(at_row->s), acc[t]);
-        }
+        q_scale(kind, ROWS, scales, scale, x->groups, dot, acc);
     }
     UNROLL for (int t = 0; t < ROWS; t++)
         put_outputs(out, first_row + (uint32_t)t, panel - first_panel, w->outputs - panel * KVF_PANEL, acc[t]);
@@ -99,6 +111,8 @@ static void matmul_q(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint3
     case KVF_PACK_Q4: q_matrix(KVF_PACK_Q4, w, x, row, rows, panel, panels, out); break;
     case KVF_PACK_Q4F: q_matrix(KVF_PACK_Q4F, w, x, row, rows, panel, panels, out); break;
     case KVF_PACK_Q8: q_matrix(KVF_PACK_Q8, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_Q8G: q_matrix(KVF_PACK_Q8G, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_Q8M: q_matrix(KVF_PACK_Q8M, w, x, row, rows, panel, panels, out); break;
     default: KVF_ASSERT(!"this kind has no 8-bit product");
     }
 }

@@ -16,7 +16,7 @@ LANES_INLINE __m512i dot4_signed(__m512i acc, __m512i codes, __m512i x) {
 #define DOT4_NIBBLES(acc, codes, x) dot4((acc), (codes), (x))
 #define DOT4_BYTES(acc, codes, x) dot4_signed((acc), (codes), (x))
 #define LOAD_BYTES(p) _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8((char)0x80))
-#define BYTES_START(neg_128) _mm512_setzero_si512()
+#define BYTES_START(neg_128) ((void)(neg_128), _mm512_setzero_si512())
 #include "int8_avx512.h"
 
 const kvf_kernel_ops kvf_kernels_avx512 = {

@@ -35,8 +35,8 @@ LANES_INLINE void q_dot_nibbles(const int ROWS, const int PANELS, const uint8_t 
 }
 
 LANES_INLINE void q_dot_bytes(const int ROWS, const int PANELS, const uint8_t *at, const size_t step, const int8_t *q,
-    size_t q_stride, __m512i dot[Q_ROWS][Q_PANELS]) {
-    UNROLL for (int j = 0; j < 8; j++) {
+    size_t q_stride, const int first, const int end, __m512i dot[Q_ROWS][Q_PANELS]) {
+    UNROLL for (int j = first; j < end; j++) {
         __m512i codes[Q_PANELS];
         UNROLL for (int p = 0; p < PANELS; p++) codes[p] = LOAD_BYTES(at + p * step + 64 * j);
         UNROLL for (int t = 0; t < ROWS; t++) {
@@ -46,22 +46,41 @@ LANES_INLINE void q_dot_bytes(const int ROWS, const int PANELS, const uint8_t *a
     }
 }
 
+LANES_INLINE bool has_min(kvf_pack_kind kind) {
+    return kind == KVF_PACK_Q4 || kind == KVF_PACK_Q4F || kind == KVF_PACK_Q8M;
+}
+
 /* acc = fma(m, us, acc), then acc = fma(dot * d, s, acc). */
 LANES_INLINE void q_scale(kvf_pack_kind kind, const int ROWS, const int PANELS, const uint8_t *at, const size_t step,
     const kvf_group_scale *scale, size_t stride, __m512i dot[Q_ROWS][Q_PANELS], v16 acc[Q_ROWS][Q_PANELS]) {
     v16 d[Q_PANELS], m[Q_PANELS];
     UNROLL for (int p = 0; p < PANELS; p++) {
         const float *wide = (const float *)(const void *)(at + p * step);
-        d[p] = kind == KVF_PACK_Q4F ? v16_load(wide) : v16_load_half(wide);
-        m[p] = kind == KVF_PACK_Q4F ? v16_load(wide + 16) : kind == KVF_PACK_Q4 ? v16_load_half(wide + 8) : v16_zero();
+        bool is_wide = kind == KVF_PACK_Q4F || kind == KVF_PACK_Q8G || kind == KVF_PACK_Q8M;
+        d[p] = is_wide ? v16_load(wide) : v16_load_half(wide);
+        m[p] = kind == KVF_PACK_Q4 ? v16_load_half(wide + 8) : has_min(kind) ? v16_load(wide + 16) : v16_zero();
     }
     UNROLL for (int t = 0; t < ROWS; t++) {
         v16 s = v16_set1(scale[t * stride].s), us = v16_set1(scale[t * stride].us);
         UNROLL for (int p = 0; p < PANELS; p++) {
-            if (kind != KVF_PACK_Q8) acc[t][p] = v16_fma(m[p], us, acc[t][p]);
+            if (has_min(kind)) acc[t][p] = v16_fma(m[p], us, acc[t][p]);
             acc[t][p] = v16_fma(v16_mul(_mm512_cvtepi32_ps(dot[t][p]), d[p]), s, acc[t][p]);
         }
     }
+}
+
+/* Vectors [first, end) of a group of byte codes, which share one scale: a whole group (0..8) or a half. */
+LANES_INLINE void q_bytes(kvf_pack_kind kind, const int ROWS, const int PANELS, const uint8_t *codes,
+    const uint8_t *scales, const size_t scales_step, const int first, const int end, const int8_t *q, size_t q_stride,
+    const kvf_group_scale *scale, size_t stride, v16 acc[Q_ROWS][Q_PANELS]) {
+    __m512i dot[Q_ROWS][Q_PANELS];
+    UNROLL for (int t = 0; t < ROWS; t++) {
+        const int32_t *neg = scale[t * stride].neg_128;
+        __m512i start = BYTES_START((first == 0 ? neg[0] : 0) + (end == 8 ? neg[1] : 0));
+        UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] = start;
+    }
+    q_dot_bytes(ROWS, PANELS, codes, 512, q, q_stride, first, end, dot);
+    q_scale(kind, ROWS, PANELS, scales, scales_step, scale, stride, dot, acc);
 }
 
 /* Weights come from memory once a step. `ahead`: how far in front of each group to ask for weights; 0: not at all. */
@@ -79,17 +98,21 @@ LANES_INLINE void q_tile(kvf_pack_kind kind, const int ROWS, const int PANELS, c
     v16 acc[Q_ROWS][Q_PANELS];
     UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) acc[t][p] = v16_zero();
     for (uint32_t g = 0; g < w->groups; g++, codes += bytes, scales += bytes, q += KVF_GROUP, scale++) {
-        __m512i dot[Q_ROWS][Q_PANELS];
-        if (ahead)
-            UNROLL for (uint32_t line = 0; line < bytes; line += 64)
-                _mm_prefetch((const char *)(codes + ahead + line), _MM_HINT_T1);
-        UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] =
-            kind == KVF_PACK_Q8 ? BYTES_START(scale[(size_t)t * x->groups].neg_128) : _mm512_setzero_si512();
-        if (kind == KVF_PACK_Q8)
-            q_dot_bytes(ROWS, PANELS, codes, codes_step, q, q_stride, dot);
-        else
+        if (ahead) UNROLL
+        for (uint32_t line = 0; line < bytes; line += 64)
+            _mm_prefetch((const char *)(codes + ahead + line), _MM_HINT_T1);
+        if (kind == KVF_PACK_Q8G) {
+            q_bytes(kind, ROWS, PANELS, codes, scales, scales_step, 0, 4, q, q_stride, scale, x->groups, acc);
+            q_bytes(kind, ROWS, PANELS, codes, scales + 64, scales_step, 4, 8, q, q_stride, scale, x->groups, acc);
+        } else if (kvf_kind_has_bytes(kind)) {
+            q_bytes(kind, ROWS, PANELS, codes, scales, scales_step, 0, 8, q, q_stride, scale, x->groups, acc);
+        } else {
+            __m512i dot[Q_ROWS][Q_PANELS];
+            UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] =
+                _mm512_setzero_si512();
             q_dot_nibbles(ROWS, PANELS, codes, codes_step, q, q_stride, dot);
-        q_scale(kind, ROWS, PANELS, scales, scales_step, scale, x->groups, dot, acc);
+            q_scale(kind, ROWS, PANELS, scales, scales_step, scale, x->groups, dot, acc);
+        }
     }
     UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) {
         uint32_t index = panel + (uint32_t)p;
@@ -133,6 +156,8 @@ static void matmul_q(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint3
     case KVF_PACK_Q4: q_matrix(KVF_PACK_Q4, w, x, row, rows, panel, panels, out); break;
     case KVF_PACK_Q4F: q_matrix(KVF_PACK_Q4F, w, x, row, rows, panel, panels, out); break;
     case KVF_PACK_Q8: q_matrix(KVF_PACK_Q8, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_Q8G: q_matrix(KVF_PACK_Q8G, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_Q8M: q_matrix(KVF_PACK_Q8M, w, x, row, rows, panel, panels, out); break;
     default: KVF_ASSERT(!"this kind has no 8-bit product");
     }
 }

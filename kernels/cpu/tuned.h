@@ -54,9 +54,9 @@ static void quantise(const float *x, uint32_t count, int8_t *q, kvf_group_scale 
             continue;
         }
         v16 inverse = v16_set1(127.0f / largest);
-        int32_t sum = v16_to_i8(v16_mul(a, inverse), q) + v16_to_i8(v16_mul(b, inverse), q + 16);
+        int32_t low = v16_to_i8(v16_mul(a, inverse), q), high = v16_to_i8(v16_mul(b, inverse), q + 16);
         float s = largest / 127.0f;
-        *scale = (kvf_group_scale){.s = s, .us = s * (float)sum, .neg_128 = -128 * sum};
+        *scale = (kvf_group_scale){.s = s, .us = s * (float)(low + high), .neg_128 = {-128 * low, -128 * high}};
     }
 }
 
@@ -132,19 +132,20 @@ LANES_INLINE void f_group(kvf_pack_kind kind, const int ROWS, const int PANELS, 
             F_STEP(k, kind == KVF_PACK_F16 ? v16_load_half(at[p] + 32 * k) : v16_load_bf16(at[p] + 32 * k));
         return;
     }
-    v16 d[F_PANELS], m[F_PANELS];
+    v16 d[F_PANELS], m[F_PANELS], other[F_PANELS]; /* other: scale of the second half where it differs */
     UNROLL for (int p = 0; p < PANELS; p++) {
         const float *wide = (const float *)(const void *)scales[p];
-        d[p] = kind == KVF_PACK_Q4F ? v16_load(wide) : v16_load_half(scales[p]);
-        m[p] = kind == KVF_PACK_Q4F  ? v16_load(wide + 16)
-               : kind == KVF_PACK_Q4 ? v16_load_half(scales[p] + 32)
-                                     : v16_zero();
+        bool is_wide = kind == KVF_PACK_Q4F || kind == KVF_PACK_Q8G || kind == KVF_PACK_Q8M;
+        d[p] = is_wide ? v16_load(wide) : v16_load_half(scales[p]);
+        other[p] = is_wide ? v16_load(wide + 16) : kind == KVF_PACK_Q4 ? v16_load_half(scales[p] + 32) : d[p];
+        m[p] = kind == KVF_PACK_Q8 || kind == KVF_PACK_Q8G ? v16_zero() : other[p];
     }
-    if (kind == KVF_PACK_Q8) {
+    if (kvf_kind_has_bytes(kind)) {
         v16 offset = v16_set1(128.0f);
         for (int j = 0; j < 8; j++) {
             i16x32 lanes[F_PANELS];
             UNROLL for (int p = 0; p < PANELS; p++) lanes[p] = i16_load(at[p] + 64 * j);
+            if (kind == KVF_PACK_Q8G && j == 4) UNROLL for (int p = 0; p < PANELS; p++) d[p] = other[p];
             UNROLL for (uint32_t i = 0; i < 4; i++)
                 F_STEP(4 * j + (int)i, v16_fma(v16_sub(v16_codes(lanes[p], 8 * i, 255), offset), d[p], m[p]));
         }
@@ -161,11 +162,15 @@ LANES_INLINE void f_group(kvf_pack_kind kind, const int ROWS, const int PANELS, 
 }
 
 LANES_INLINE uint32_t group_bytes_of(kvf_pack_kind kind) { /* a constant where the kind is one */
-    return kind == KVF_PACK_Q4    ? 640
-           : kind == KVF_PACK_Q4F ? 768
-           : kind == KVF_PACK_Q8  ? 1088
-           : kind == KVF_PACK_F32 ? 4096
-                                  : 2048;
+    switch (kind) {
+    case KVF_PACK_Q4: return 640;
+    case KVF_PACK_Q4F: return 768;
+    case KVF_PACK_Q8: return 1088;
+    case KVF_PACK_Q8G:
+    case KVF_PACK_Q8M: return 1280;
+    case KVF_PACK_F32: return 4096;
+    default: return 2048;
+    }
 }
 
 /* ROWS rows against PANELS panels over all of k. */
@@ -216,6 +221,8 @@ static void matmul_f(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint3
     case KVF_PACK_Q4: f_matrix(KVF_PACK_Q4, w, x, row, rows, panel, panels, out); break;
     case KVF_PACK_Q4F: f_matrix(KVF_PACK_Q4F, w, x, row, rows, panel, panels, out); break;
     case KVF_PACK_Q8: f_matrix(KVF_PACK_Q8, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_Q8G: f_matrix(KVF_PACK_Q8G, w, x, row, rows, panel, panels, out); break;
+    case KVF_PACK_Q8M: f_matrix(KVF_PACK_Q8M, w, x, row, rows, panel, panels, out); break;
     case KVF_PACK_F16: f_matrix(KVF_PACK_F16, w, x, row, rows, panel, panels, out); break;
     case KVF_PACK_BF16: f_matrix(KVF_PACK_BF16, w, x, row, rows, panel, panels, out); break;
     case KVF_PACK_F32: f_matrix(KVF_PACK_F32, w, x, row, rows, panel, panels, out); break;

@@ -57,15 +57,16 @@ static void quantise(const float *x, uint32_t count, int8_t *q, kvf_group_scale 
         bool finite = largest < 0x7f800000u;
         float a = bits_to_f32(largest);
         float inverse = finite && a >= KVF_QUANTISE_MIN ? 127.0f / a : 0.0f;
-        int32_t sum = 0;
+        int32_t sum[2] = {0, 0};
         for (uint32_t i = 0; i < KVF_GROUP; i++) {
             float v = i < values && inverse != 0 ? x[g * KVF_GROUP + i] * inverse : 0.0f;
             int32_t code = (int32_t)((v + KVF_EXP_MAGIC) - KVF_EXP_MAGIC); /* to nearest even */
             q[g * KVF_GROUP + i] = (int8_t)code;
-            sum += code;
+            sum[i / 16] += code;
         }
         float s = !finite ? bits_to_f32(0x7fc00000u) : inverse != 0 ? a / 127.0f : 0.0f;
-        scale[g] = (kvf_group_scale){.s = s, .us = s * (float)sum, .neg_128 = -128 * sum};
+        scale[g] =
+            (kvf_group_scale){.s = s, .us = s * (float)(sum[0] + sum[1]), .neg_128 = {-128 * sum[0], -128 * sum[1]}};
     }
 }
 
@@ -79,22 +80,31 @@ static const uint8_t *group_at(const kvf_packed *w, uint32_t o, uint32_t g) {
 static int32_t packed_code(const kvf_packed *w, uint32_t o, uint32_t k) {
     uint32_t i = k % KVF_GROUP, lane = o % KVF_PANEL, panel = o / KVF_PANEL % 2;
     const uint8_t *group = group_at(w, o, k / KVF_GROUP);
-    if (w->kind == KVF_PACK_Q8) return group[512 * panel + 64 * (i / 4) + 4 * lane + i % 4] - 128;
+    if (w->kind == KVF_PACK_Q8 || w->kind == KVF_PACK_Q8G || w->kind == KVF_PACK_Q8M)
+        return group[512 * panel + 64 * (i / 4) + 4 * lane + i % 4] - 128;
     uint32_t byte = group[w->group_bytes / 2 * panel + 64 * (i % 16 / 4) + 4 * lane + i % 4];
     return (int32_t)(i < 16 ? byte & 15 : byte >> 4);
 }
-static void packed_scale(const kvf_packed *w, uint32_t o, uint32_t g, float *d, float *m) {
+/* half: of the group, for kinds whose halves differ */
+static void packed_scale(const kvf_packed *w, uint32_t o, uint32_t g, uint32_t half, float *d, float *m) {
     uint32_t lane = o % KVF_PANEL, panel = o / KVF_PANEL % 2;
-    const uint8_t *group = group_at(w, o, g), *scales = group + w->group_bytes / 2 * panel + 256;
-    if (w->kind == KVF_PACK_Q4) {
-        *d = half_at(scales, lane);
-        *m = half_at(scales + 32, lane);
-    } else if (w->kind == KVF_PACK_Q4F) {
-        *d = f32_at(scales, lane);
-        *m = f32_at(scales + 64, lane);
-    } else {
-        *d = half_at(group + 1024 + 32 * panel, lane);
-        *m = 0;
+    const uint8_t *group = group_at(w, o, g), *behind_nibbles = group + w->group_bytes / 2 * panel + 256;
+    *m = 0;
+    switch (w->kind) {
+    case KVF_PACK_Q4:
+        *d = half_at(behind_nibbles, lane);
+        *m = half_at(behind_nibbles + 32, lane);
+        break;
+    case KVF_PACK_Q4F:
+        *d = f32_at(behind_nibbles, lane);
+        *m = f32_at(behind_nibbles + 64, lane);
+        break;
+    case KVF_PACK_Q8M:
+        *d = f32_at(group + 1024 + 128 * panel, lane);
+        *m = f32_at(group + 1024 + 128 * panel + 64, lane);
+        break;
+    case KVF_PACK_Q8G: *d = f32_at(group + 1024 + 128 * panel + 64 * half, lane); break;
+    default: *d = half_at(group + 1024 + 32 * panel, lane); break;
     }
 }
 
@@ -108,7 +118,7 @@ static float packed_weight(const kvf_packed *w, uint32_t o, uint32_t k) {
     default: break;
     }
     float d, m;
-    packed_scale(w, o, k / KVF_GROUP, &d, &m);
+    packed_scale(w, o, k / KVF_GROUP, k % KVF_GROUP / 16, &d, &m);
     return fmaf((float)packed_code(w, o, k), d, m);
 }
 
@@ -123,13 +133,15 @@ static float dot_q(const kvf_packed *w, uint32_t o, const kvf_rows *x, uint32_t 
     const int8_t *q = x->q + (size_t)row * x->groups * KVF_GROUP;
     const kvf_group_scale *scale = x->scale + (size_t)row * x->groups;
     float acc = 0;
-    for (uint32_t g = 0; g < w->groups; g++) {
+    bool has_min = w->kind == KVF_PACK_Q4 || w->kind == KVF_PACK_Q4F || w->kind == KVF_PACK_Q8M;
+    uint32_t step = w->kind == KVF_PACK_Q8G ? KVF_GROUP / 2 : KVF_GROUP; /* values under one scale */
+    for (uint32_t first = 0; first < w->groups * KVF_GROUP; first += step) {
         int32_t dot = 0;
-        for (uint32_t k = g * KVF_GROUP; k < (g + 1) * KVF_GROUP; k++) dot += q[k] * packed_code(w, o, k);
+        for (uint32_t k = first; k < first + step; k++) dot += q[k] * packed_code(w, o, k);
         float d, m;
-        packed_scale(w, o, g, &d, &m);
-        if (w->kind != KVF_PACK_Q8) acc = fmaf(m, scale[g].us, acc);
-        acc = fmaf((float)dot * d, scale[g].s, acc);
+        packed_scale(w, o, first / KVF_GROUP, first % KVF_GROUP / 16, &d, &m);
+        if (has_min) acc = fmaf(m, scale[first / KVF_GROUP].us, acc);
+        acc = fmaf((float)dot * d, scale[first / KVF_GROUP].s, acc);
     }
     return acc;
 }

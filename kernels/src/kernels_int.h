@@ -11,11 +11,15 @@ extern const kvf_kernel_ops kvf_kernels_avx512_vnni;
 #endif
 
 /* Where the codes (or values) and the scales of one panel lie inside a group of its pair. */
+static inline bool kvf_kind_has_bytes(kvf_pack_kind kind) {
+    return kind == KVF_PACK_Q8 || kind == KVF_PACK_Q8G || kind == KVF_PACK_Q8M;
+}
 static inline size_t kvf_codes_offset(kvf_pack_kind kind, uint32_t group_bytes, uint32_t panel) {
-    return panel % 2 * (kind == KVF_PACK_Q8 ? (size_t)512 : group_bytes / 2);
+    return panel % 2 * (kvf_kind_has_bytes(kind) ? (size_t)512 : group_bytes / 2);
 }
 static inline size_t kvf_scales_offset(kvf_pack_kind kind, uint32_t group_bytes, uint32_t panel) {
-    return kind == KVF_PACK_Q8 ? 1024 + panel % 2 * (size_t)32 : panel % 2 * (size_t)(group_bytes / 2) + 256;
+    if (kvf_kind_has_bytes(kind)) return 1024 + panel % 2 * (size_t)(group_bytes / 2 - 512);
+    return panel % 2 * (size_t)(group_bytes / 2) + 256;
 }
 
 /* exp(x): n = nearest(x log2 e), r = x - n ln2, p = Taylor to r^7 by Horner with fma, p * 2^n. Below MIN the result is

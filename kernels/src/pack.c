@@ -12,6 +12,8 @@ static uint32_t group_bytes_of(kvf_pack_kind kind) { /* of a pair of panels */
     case KVF_PACK_Q4: return 2 * (256 + 64);
     case KVF_PACK_Q4F: return 2 * (256 + 128);
     case KVF_PACK_Q8: return 2 * (512 + 32);
+    case KVF_PACK_Q8G:
+    case KVF_PACK_Q8M: return 2 * (512 + 128);
     case KVF_PACK_F16:
     case KVF_PACK_BF16: return 2 * KVF_GROUP * KVF_PANEL * 2;
     case KVF_PACK_F32: break;
@@ -35,6 +37,10 @@ void kvf_pack_plan(kvf_packed *p, kvf_dtype type, const void *src, uint32_t outp
         break;
     case KVF_DTYPE_Q4_K: kind = KVF_PACK_Q4F; break;
     case KVF_DTYPE_Q8_0: kind = KVF_PACK_Q8; break;
+    case KVF_DTYPE_Q5_0:
+    case KVF_DTYPE_Q6_K: kind = KVF_PACK_Q8G; break;
+    case KVF_DTYPE_Q5_1:
+    case KVF_DTYPE_Q5_K: kind = KVF_PACK_Q8M; break;
     case KVF_DTYPE_F16: kind = KVF_PACK_F16; break;
     case KVF_DTYPE_BF16: kind = KVF_PACK_BF16; break;
     default: break;
@@ -114,6 +120,64 @@ static void pack_q8_row(const kvf_packed *p, const uint8_t *src, place to) {
     }
 }
 
+/* Codes of group g of a row in one of the formats that become bytes with two f32 numbers per group. */
+static void q5_codes(const uint8_t *high, const uint8_t *nibbles, int32_t offset, int8_t q[KVF_GROUP]) {
+    uint32_t fifth = kvf_get_le32(high);
+    for (uint32_t k = 0; k < KVF_GROUP; k++) {
+        uint32_t low = k < 16 ? nibbles[k] & 15u : nibbles[k - 16] >> 4;
+        q[k] = (int8_t)((int32_t)(low | (fifth >> k & 1) << 4) - offset);
+    }
+}
+
+static void q5_k_group(const uint8_t *block, uint32_t g, int8_t q[KVF_GROUP], float scale[2]) {
+    uint32_t scale6, min6, shift = g % 2 * 4;
+    q4_k_scale(block + 4, g, &scale6, &min6);
+    scale[0] = kvf_f16_to_f32(kvf_get_le16(block)) * (float)scale6;
+    scale[1] = -(kvf_f16_to_f32(kvf_get_le16(block + 2)) * (float)min6);
+    const uint8_t *high = block + 16, *low = block + 48 + (size_t)(g / 2) * 32;
+    for (uint32_t k = 0; k < KVF_GROUP; k++) q[k] = (int8_t)((low[k] >> shift & 15) | (high[k] >> g & 1) << 4);
+}
+
+static void q6_k_group(const uint8_t *block, uint32_t g, int8_t q[KVF_GROUP], float scale[2]) {
+    uint32_t half = g / 4, quarter = g % 4;
+    const uint8_t *low = block + 64 * half + 32 * (quarter & 1), *high = block + 128 + 32 * half;
+    float d = kvf_f16_to_f32(kvf_get_le16(block + 208));
+    for (uint32_t i = 0; i < 2; i++) scale[i] = d * (float)(int8_t)block[192 + 2 * g + i];
+    for (uint32_t k = 0; k < KVF_GROUP; k++)
+        q[k] = (int8_t)((int32_t)((low[k] >> (quarter / 2 * 4) & 15u) | (high[k] >> (2 * quarter) & 3u) << 4) - 32);
+}
+
+static void bytes_group(kvf_dtype type, const uint8_t *row, uint32_t g, int8_t q[KVF_GROUP], float scale[2]) {
+    const uint8_t *block = row;
+    switch (type) {
+    case KVF_DTYPE_Q5_0:
+        block += (size_t)g * 22;
+        scale[0] = scale[1] = kvf_f16_to_f32(kvf_get_le16(block));
+        q5_codes(block + 2, block + 6, 16, q);
+        break;
+    case KVF_DTYPE_Q5_1:
+        block += (size_t)g * 24;
+        for (uint32_t i = 0; i < 2; i++) scale[i] = kvf_f16_to_f32(kvf_get_le16(block + 2 * i));
+        q5_codes(block + 4, block + 8, 0, q);
+        break;
+    case KVF_DTYPE_Q5_K: q5_k_group(block + (size_t)(g / 8) * 176, g % 8, q, scale); break;
+    case KVF_DTYPE_Q6_K: q6_k_group(block + (size_t)(g / 8) * 210, g % 8, q, scale); break;
+    default: KVF_ASSERT(!"this type is not packed as bytes");
+    }
+}
+
+static void pack_bytes_row(const kvf_packed *p, kvf_dtype type, const uint8_t *row, place to) {
+    for (uint32_t g = 0; g < p->groups; g++) {
+        int8_t q[KVF_GROUP];
+        float scale[2];
+        bytes_group(type, row, g, q, scale);
+        size_t at = (size_t)g * p->group_bytes;
+        for (uint32_t k = 0; k < KVF_GROUP; k++)
+            to.codes[at + 64 * (k / 4) + 4 * to.lane + k % 4] = (uint8_t)(q[k] + 128);
+        for (uint32_t i = 0; i < 2; i++) memcpy(to.scales + at + 64 * i + 4 * to.lane, &scale[i], 4);
+    }
+}
+
 static void pack_plain_row(const kvf_packed *p, const uint8_t *src, size_t size, place to) {
     for (uint32_t k = 0; k < p->inputs; k++) {
         size_t at = (size_t)(k / KVF_GROUP) * p->group_bytes + (k % KVF_GROUP * KVF_PANEL + to.lane) * size;
@@ -126,6 +190,8 @@ static void pack_row(const kvf_packed *p, kvf_dtype type, const uint8_t *row, pl
     case KVF_PACK_Q4: pack_q4_row(p, type, row, to); break;
     case KVF_PACK_Q4F: pack_q4_k_row(p, row, to); break;
     case KVF_PACK_Q8: pack_q8_row(p, row, to); break;
+    case KVF_PACK_Q8G:
+    case KVF_PACK_Q8M: pack_bytes_row(p, type, row, to); break;
     case KVF_PACK_F16:
     case KVF_PACK_BF16: pack_plain_row(p, row, 2, to); break;
     case KVF_PACK_F32:

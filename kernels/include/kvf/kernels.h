@@ -29,6 +29,8 @@ typedef enum {
                     weight */
     KVF_PACK_Q4F, /* the same with d, m as f32. 6 bits */
     KVF_PACK_Q8, /* per group: 512 codes q+128 of each panel, then d[16] as f16 of each; w = d*q. 8.5 bits */
+    KVF_PACK_Q8G, /* codes as Q8, then per panel d[16] of the first 16 values, d[16] of the others, as f32. 10 bits */
+    KVF_PACK_Q8M, /* codes as Q8, then per panel d[16], m[16] as f32; w = d*q + m. 10 bits */
     KVF_PACK_F16,
     KVF_PACK_BF16,
     KVF_PACK_F32
@@ -50,14 +52,13 @@ void kvf_pack_plan(kvf_packed *p, kvf_dtype type, const void *src, uint32_t outp
 size_t kvf_pack_scratch_bytes(const kvf_packed *p);
 void kvf_pack_pairs(
     const kvf_packed *p, kvf_dtype type, const void *src, uint32_t begin, uint32_t end, uint8_t *dst, void *scratch);
-static inline bool kvf_pack_is_quantised(kvf_pack_kind kind) { return kind <= KVF_PACK_Q8; }
+static inline bool kvf_pack_is_quantised(kvf_pack_kind kind) { return kind <= KVF_PACK_Q8M; }
 
 /* Scale of one group of 8-bit activations. */
 typedef struct {
-    float s; /* x = s * q, |q| <= 127 */
-    float us; /* s * sum(q) */
-    int32_t neg_128; /* -128 * sum(q): takes the offset out of 8-bit weight codes */
-    int32_t pad;
+    float s;            /* x = s * q, |q| <= 127 */
+    float us;           /* s * sum(q) */
+    int32_t neg_128[2]; /* -128 * sum of the first 16 q, of the others: takes the offset out of 8-bit weight codes */
 } kvf_group_scale;
 
 /* Rows of activations. f32 rows are `f32_stride` apart and padded with zeros to whole groups. */

@@ -50,6 +50,11 @@ static uint8_t *random_rows(kvf_dtype type, uint32_t outputs, uint32_t inputs) {
         case KVF_DTYPE_BF16: kvf_put_le16(b, (uint16_t)(bits >> 16)); break;
         case KVF_DTYPE_MXFP4: b[0] = (uint8_t)(120 + below(6)); break;
         case KVF_DTYPE_Q6_K: kvf_put_le16(b + 208, kvf_f32_to_f16(f * 0.05f)); break;
+        case KVF_DTYPE_Q2_K:
+            kvf_put_le16(b + 82, kvf_f32_to_f16(f));
+            kvf_put_le16(b + 80, kvf_f32_to_f16(f * 0.1f));
+            break;
+        case KVF_DTYPE_Q3_K: kvf_put_le16(b + 108, kvf_f32_to_f16(f * 0.05f)); break;
         case KVF_DTYPE_Q4_1:
         case KVF_DTYPE_Q5_1:
         case KVF_DTYPE_Q4_K:
@@ -188,6 +193,31 @@ static void products(void **state) {
         check_products(types[i], 150, unit, 2);
         for (uint32_t rows = 3; rows < 7; rows++) check_products(types[i], 33, unit, rows);
     }
+}
+
+/* Rows of an identity matrix give back each weight exactly as the file's format defines it. */
+static void packing_is_exact(void **state) {
+    static const kvf_dtype types[] = {KVF_DTYPE_Q4_0, KVF_DTYPE_Q4_1, KVF_DTYPE_Q5_0, KVF_DTYPE_Q5_1, KVF_DTYPE_Q8_0,
+        KVF_DTYPE_Q2_K, KVF_DTYPE_Q3_K, KVF_DTYPE_Q4_K, KVF_DTYPE_Q5_K, KVF_DTYPE_Q6_K, KVF_DTYPE_IQ4_NL,
+        KVF_DTYPE_IQ4_XS, KVF_DTYPE_F16, KVF_DTYPE_BF16, KVF_DTYPE_F32, KVF_DTYPE_MXFP4};
+    enum { OUTPUTS = 20, INPUTS = 256 };
+    float *identity = calloc((size_t)INPUTS * INPUTS, 4), *y = malloc(INPUTS * OUTPUTS * 4);
+    for (size_t i = 0; i < INPUTS; i++) identity[i * INPUTS + i] = 1;
+    kvf_rows x = {.f32 = identity, .f32_stride = INPUTS, .groups = INPUTS / KVF_GROUP};
+    for (size_t i = 0; i < KVF_COUNT_OF(types); i++) {
+        matrix m = make_matrix(types[i], OUTPUTS, INPUTS);
+        ref->matmul_f(&m.w, &x, 0, INPUTS, 0, m.w.panels, &(kvf_product){y, OUTPUTS, false});
+        for (size_t k = 0; k < INPUTS * OUTPUTS; k++) {
+            char buffer[16];
+            float want = m.dense[k % OUTPUTS * INPUTS + k / OUTPUTS];
+            if (y[k] != want && !(isnan(want) && isnan(y[k])))
+                fail_msg(
+                    "%s: weight %zu is %g, not %g", kvf_dtype_name(types[i], buffer), k, (double)y[k], (double)want);
+        }
+        free_matrix(&m);
+    }
+    free(y);
+    free(identity);
 }
 
 /* Largest codes everywhere: sums of pairs must not saturate. */
@@ -480,7 +510,7 @@ int main(void) {
     printf("\n");
     const struct CMUnitTest tests[] = {cmocka_unit_test(tables_by_name), cmocka_unit_test(elementary_functions),
         cmocka_unit_test(row_operations), cmocka_unit_test(quantise_odd_values), cmocka_unit_test(rotation_and_cells),
-        cmocka_unit_test(products), cmocka_unit_test(products_of_extremes), cmocka_unit_test(q4_0_with_huge_scale),
-        cmocka_unit_test(attention)};
+        cmocka_unit_test(packing_is_exact), cmocka_unit_test(products), cmocka_unit_test(products_of_extremes),
+        cmocka_unit_test(q4_0_with_huge_scale), cmocka_unit_test(attention)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
