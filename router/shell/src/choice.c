@@ -1,9 +1,34 @@
 #include "choice.h"
 #include <stdlib.h>
 
+enum { STOP_ALIGN = 16 };
+
+static void *stop_memory(size_t bytes) { return aligned_alloc(STOP_ALIGN, kvf_align_up(bytes, STOP_ALIGN)); }
+
+kvf_status front_rules_init(front_rules *rules, const kvf_tokenizer *tokenizer, const front_plan *plan) {
+    *rules = (front_rules){.tokenizer = tokenizer, .plan = plan};
+    if (!plan->stops_count) return KVF_OK;
+    kvf_span list[KVF_STOP_STRINGS_MAX];
+    KVF_ASSERT(plan->stops_count <= KVF_COUNT_OF(list));
+    for (uint32_t i = 0; i < plan->stops_count; i++) list[i] = (kvf_span){plan->stops[i].data, plan->stops[i].len};
+    void *memory = stop_memory(kvf_stop_set_size(list, plan->stops_count));
+    if (!memory) return KVF_ERR_NO_MEMORY;
+    rules->stops = kvf_stop_set_init(memory, list, plan->stops_count, plan->include_stop);
+    return KVF_OK;
+}
+
+void front_rules_fini(front_rules *rules) {
+    free(rules->stops);
+    *rules = (front_rules){0};
+}
+
 kvf_status front_choice_init(front_choice *c, const front_rules *rules) {
     *c = (front_choice){0};
     kvf_detok_init(&c->detok, rules->tokenizer, rules->plan->specials_in_text);
+    if (!rules->stops) return KVF_OK;
+    void *memory = stop_memory(kvf_stop_stream_size(rules->stops));
+    if (!memory) return KVF_ERR_NO_MEMORY;
+    c->stop = kvf_stop_stream_init(memory, rules->stops);
     return KVF_OK;
 }
 
@@ -11,7 +36,7 @@ void front_choice_fini(front_choice *c) {
     free(c->text);
     free(c->ids);
     free(c->samples);
-    free(c->held);
+    free(c->stop);
     *c = (front_choice){0};
 }
 
@@ -53,53 +78,24 @@ static bool add_sample(front_choice *c, kvf_span sample) {
     return true;
 }
 
-/* ---- stop strings ----
- * The stop that is complete at the earliest byte wins; of two that end there, the longer one. So it does not matter how
- * the text is cut into tokens. Held back is the longest end of the text that begins some stop. */
-
-/* Index of the longest stop that the held text ends with, or stops_count. */
-static uint32_t complete_stop(const front_choice *c, const front_plan *p) {
-    uint32_t best = p->stops_count;
-    for (uint32_t i = 0; i < p->stops_count; i++) {
-        size_t len = p->stops[i].len;
-        if (len > c->held_bytes || (best < p->stops_count && p->stops[best].len >= len)) continue;
-        if (memcmp(c->held + c->held_bytes - len, p->stops[i].data, len) == 0) best = i;
-    }
-    return best;
-}
-
-static size_t longest_beginning(const front_choice *c, const front_plan *p) {
-    size_t best = 0;
-    for (uint32_t i = 0; i < p->stops_count; i++) {
-        size_t most = KVF_MIN(p->stops[i].len - 1, c->held_bytes);
-        for (size_t len = most; len > best; len--)
-            if (memcmp(c->held + c->held_bytes - len, p->stops[i].data, len) == 0) best = len;
-    }
-    return best;
-}
-
-static bool release(front_choice *c, size_t keep_bytes) {
-    size_t out = c->held_bytes - keep_bytes;
-    if (!emit(c, c->held, out)) return false;
-    if (keep_bytes) memmove(c->held, c->held + out, keep_bytes);
-    c->held_bytes = keep_bytes;
-    return true;
-}
+/* ---- text ---- */
 
 typedef enum { FED, MATCHED, NO_MEMORY } feed_result;
 
-static feed_result feed(front_choice *c, const front_plan *p, const char *text, size_t len_bytes, bool match) {
-    if (!p->stops_count || !match) return emit(c, text, len_bytes) ? FED : NO_MEMORY;
-    if (!grow((void **)&c->held, &c->held_room, c->held_bytes + len_bytes, 1)) return NO_MEMORY;
-    for (size_t i = 0; i < len_bytes; i++) {
-        c->held[c->held_bytes++] = text[i];
-        uint32_t stop = complete_stop(c, p);
-        if (stop == p->stops_count) continue;
-        c->stop_index = stop;
-        if (!p->include_stop) c->held_bytes -= p->stops[stop].len;
-        return release(c, 0) ? MATCHED : NO_MEMORY;
-    }
-    return release(c, longest_beginning(c, p)) ? FED : NO_MEMORY;
+static feed_result take(front_choice *c, const kvf_stop_out *out) {
+    for (size_t i = 0; i < KVF_COUNT_OF(out->emit); i++)
+        if (!emit(c, out->emit[i].data, out->emit[i].len_bytes)) return NO_MEMORY;
+    if (!out->matched) return FED;
+    c->stop_index = out->stop;
+    return MATCHED;
+}
+
+/* Stop strings, like end tokens, do not count below min_tokens. */
+static feed_result feed(front_choice *c, const front_rules *rules, const char *text, size_t len_bytes) {
+    kvf_stop_out out;
+    if (!c->stop || c->tokens <= rules->plan->min_tokens) return emit(c, text, len_bytes) ? FED : NO_MEMORY;
+    kvf_stop_feed(c->stop, c->tokens - 1, (kvf_span){text, len_bytes}, &out);
+    return take(c, &out);
 }
 
 /* ---- tokens ---- */
@@ -118,18 +114,19 @@ static feed_result feed_token(front_choice *c, const front_rules *rules, uint32_
     if (bound > sizeof small) out = malloc(bound);
     if (!out) return NO_MEMORY;
     size_t len = kvf_detok_push(&c->detok, token, out);
-    /* Stop strings, like end tokens, do not count below min_tokens. */
-    feed_result result = feed(c, rules->plan, out, len, c->tokens > rules->plan->min_tokens);
+    feed_result result = feed(c, rules, out, len);
     if (out != small) free(out);
     return result;
 }
 
 static feed_result flush(front_choice *c, const front_rules *rules) {
     char tail[12];
+    kvf_stop_out out;
     size_t len = kvf_detok_finish(&c->detok, tail);
-    feed_result result = feed(c, rules->plan, tail, len, c->tokens > rules->plan->min_tokens);
-    if (result == FED && !release(c, 0)) result = NO_MEMORY;
-    return result;
+    feed_result result = feed(c, rules, tail, len);
+    if (result != FED || !c->stop) return result;
+    kvf_stop_flush(c->stop, &out);
+    return take(c, &out);
 }
 
 static void end(front_choice *c, Kvferry__V1__FinishReason reason) {

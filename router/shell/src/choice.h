@@ -6,12 +6,12 @@
  * text may follow later; after the end nothing is added. One thread. */
 #ifndef FRONT_CHOICE_H
 #define FRONT_CHOICE_H
+#include "kvf/stop.h"
 #include "plan.h"
 
 typedef struct {
     kvf_detok detok;
-    char *held; /* text that may become a stop */
-    size_t held_bytes, held_room;
+    kvf_stop_stream *stop; /* owned; NULL: no stop strings */
     /* not yet told */
     char *text;
     size_t text_bytes, text_room;
@@ -29,7 +29,11 @@ typedef struct {
 typedef struct {
     const kvf_tokenizer *tokenizer;
     const front_plan *plan;
+    kvf_stop_set *stops; /* owned; NULL: none */
 } front_rules;
+/* plan: kept. KVF_ERR_NO_MEMORY. */
+kvf_status front_rules_init(front_rules *rules, const kvf_tokenizer *tokenizer, const front_plan *plan);
+void front_rules_fini(front_rules *rules); /* after its choices */
 
 typedef enum {
     FRONT_GOES_ON,

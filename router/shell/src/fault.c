@@ -27,11 +27,18 @@ static const char *reason_of(const kvf_refusal *why) {
 }
 
 void front_fault_of_refusal(fault *f, const kvf_refusal *why) {
-    kvf_rpc_code code = kvf_rpc_code_of(why->status);
-    if (why->status == KVF_AGAIN) code = KVF_RPC_RESOURCE_EXHAUSTED;
-    if (why->status == KVF_ERR_PEER_LOST) code = KVF_RPC_UNAVAILABLE;
-    /* What can never fit is the request's fault: waiting does not help. */
-    if (why->status == KVF_ERR_NO_ROOM) code = KVF_RPC_INVALID_ARGUMENT;
+    kvf_rpc_code code;
+    switch (why->status) {
+    case KVF_AGAIN: code = KVF_RPC_RESOURCE_EXHAUSTED; break;
+    case KVF_ERR_INVALID:
+    case KVF_ERR_NO_ROOM: code = KVF_RPC_INVALID_ARGUMENT; break; /* can never fit: waiting does not help */
+    case KVF_ERR_CANCELLED:
+    case KVF_ERR_DEADLINE:
+    case KVF_ERR_LIMIT:
+    case KVF_ERR_NO_MEMORY:
+    case KVF_ERR_PEER_LOST: code = kvf_rpc_code_of(why->status); break;
+    default: code = KVF_RPC_INTERNAL; /* whatever happened between nodes is no fault of the client */
+    }
     front_fault_set(f, code, reason_of(why), code == KVF_RPC_INVALID_ARGUMENT ? why->field : NULL, "%s",
         why->text[0] ? why->text : kvf_status_text(why->status));
     f->retry_after_ms = kvf_div_up(why->retry_after_ns, KVF_NS_PER_MS);

@@ -12,6 +12,7 @@ void front_request_unref(front_request *r) {
     if (r->choices)
         for (uint32_t i = 0; i < r->plan.n; i++) front_choice_fini(&r->choices[i]);
     free(r->choices);
+    front_rules_fini(&r->rules);
     free(r->prompt_samples);
     front_plan_free(&r->plan);
     free(r);
@@ -57,9 +58,8 @@ static bool prepare(front_request *r, fault *f) {
     kvf_router_shell *s = r->shell;
     uint64_t seed = kvf_os_random_u64();
     if (!front_plan_make(&s->model, &s->limits, r->message, seed, (int64_t)time(NULL), &r->plan, f)) return false;
-    r->rules = (front_rules){.tokenizer = s->model.tokenizer, .plan = &r->plan};
     r->choices = calloc(r->plan.n, sizeof *r->choices);
-    bool ok = r->choices != NULL;
+    bool ok = r->choices && front_rules_init(&r->rules, s->model.tokenizer, &r->plan) == KVF_OK;
     for (uint32_t i = 0; i < r->plan.n && ok; i++) ok = front_choice_init(&r->choices[i], &r->rules) == KVF_OK;
     r->untold = r->plan.n;
     return ok || front_fault_set(f, KVF_RPC_RESOURCE_EXHAUSTED, "NO_MEMORY", NULL, "out of memory");
@@ -129,7 +129,8 @@ static bool submit(kvf_router_shell *s, front_request *r, fault *f) {
         .deadline_ns = r->deadline_ns,
         .salt = p->salt,
         .mode = p->mode,
-        .prompt_logprobs = p->prompt_logprobs,
+        /* Of a single token there is nothing to wait for. */
+        .prompt_logprobs = p->prompt.count > 1 ? p->prompt_logprobs : 0,
         .sampling = {&p->sampling, sizeof p->sampling},
         .client = (uint64_t)s->slots[slot].generation << 32 | slot};
     kvf_request_id id;
@@ -304,9 +305,15 @@ static void on_failed(kvf_router_shell *s, front_request *r, const kvf_router_ac
 }
 
 static void on_prompt_logprobs(front_request *r, const kvf_router_action *a) {
-    uint32_t count = a->prompt_logprobs.count;
+    uint32_t start = a->prompt_logprobs.start, count = a->prompt_logprobs.count;
+    const uint8_t *samples = a->prompt_logprobs.samples.data;
     if (r->dropped || a->prompt_logprobs.samples.len_bytes != count * sizeof(kvf_sample)) return;
-    front_tell_prompt_logprobs(r, a->prompt_logprobs.start, a->prompt_logprobs.samples.data, count);
+    if (start == 0) { /* told when the request was admitted */
+        start++;
+        count--;
+        samples += sizeof(kvf_sample);
+    }
+    if (count) front_tell_prompt_logprobs(r, start, samples, count);
 }
 
 void front_generate_act(kvf_router_shell *s, const kvf_router_action *a) {

@@ -171,9 +171,9 @@ static kvf_status open_model(kvf_router_shell *s, kvf_error *err) {
     memcpy(c->weights_hash, s->model.weights_hash, sizeof c->weights_hash);
     memcpy(c->tokenizer_hash, kvf_tokenizer_get_info(s->model.tokenizer)->hash, sizeof c->tokenizer_hash);
     s->limits = (front_limits){c->context_max, s->options.stop_sequences_max, s->options.stop_sequence_bytes_max};
-    if (s->limits.stop_sequences_max > 64)
-        return kvf_fail(
-            err, KVF_ERR_INVALID, "stop_sequences_max is %" PRIu32 ", the limit is 64", s->limits.stop_sequences_max);
+    if (s->limits.stop_sequences_max > KVF_STOP_STRINGS_MAX || s->limits.stop_sequence_bytes_max > KVF_STOP_BYTES_MAX)
+        return kvf_fail(err, KVF_ERR_INVALID, "stop sequences: at most %d of at most %d bytes", KVF_STOP_STRINGS_MAX,
+            KVF_STOP_BYTES_MAX);
     return kvf_router_config_check(c, err);
 }
 

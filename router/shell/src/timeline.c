@@ -29,14 +29,14 @@ static void log_one(const kvf_router_timeline *one) {
     kvf_request_id_format(one->request, id);
     kvf_log(KVF_LOG_INFO, "router",
         "req %s prompt %" PRIu32 " cached %" PRIu32 " out %" PRIu32
-        " via %s->%s prepare %.1fms queue %.1fms prefill %.1fms "
+        " via %s%s%s prepare %.1fms queue %.1fms prefill %.1fms "
         "transfer %.1fms (exposed %.1fms) ttft %.1fms tpot %.2fms total %.1fms pages %" PRIu64 " bytes %" PRIu64
         " attempts %" PRIu32 " end %s",
-        id, u->prompt_tokens, u->cached_tokens, u->completion_tokens, one->prefill_node[0] ? one->prefill_node : "-",
-        one->decode_node[0] ? one->decode_node : "-", ms(one->submitted_ns - one->received_ns), ms(u->queue_ns),
-        ms(u->prefill_ns), ms(u->transfer_ns), ms(u->exposed_ns), ms(u->ttft_ns),
-        steps ? ms(u->decode_ns) / steps : 0.0, ms(one->ended_ns - one->received_ns), u->pages, u->bytes, u->attempts,
-        one->end);
+        id, u->prompt_tokens, u->cached_tokens, u->completion_tokens, one->prefill_node,
+        one->prefill_node[0] ? "->" : "", one->decode_node[0] ? one->decode_node : "-",
+        ms(one->submitted_ns - one->received_ns), ms(u->queue_ns), ms(u->prefill_ns), ms(u->transfer_ns),
+        ms(u->exposed_ns), ms(u->ttft_ns), steps ? ms(u->decode_ns) / steps : 0.0, ms(one->ended_ns - one->received_ns),
+        u->pages, u->bytes, u->attempts, one->end);
 }
 
 void front_timelines_add(timelines *t, const kvf_router_timeline *one) {

@@ -56,6 +56,8 @@ static void start_shell(cluster *c, const cluster_options *o) {
     if (o->queue_max) so.core.queue_max_requests = o->queue_max;
     if (o->stream_buffer_bytes) so.stream_buffer_bytes = o->stream_buffer_bytes;
     if (o->message_bytes_max) so.message_bytes_max = o->message_bytes_max;
+    so.core.ready_grace_ns = (o->grace_ms ? o->grace_ms : 10000) * KVF_NS_PER_MS;
+    so.core.reconnect_grace_ns = 300 * KVF_NS_PER_MS;
     if (o->drain_ms) so.drain_ns = o->drain_ms * KVF_NS_PER_MS;
     so.node_answer_ns = 500 * KVF_NS_PER_MS;
     so.on_serving = on_serving;

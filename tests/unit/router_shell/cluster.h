@@ -21,8 +21,7 @@ typedef struct {
     bool no_prefill, no_nodes, strict;
     uint32_t context_max, requests_max, queue_max;
     size_t stream_buffer_bytes, message_bytes_max;
-    uint64_t drain_ms;
-    const char *decode_address; /* where it will be, when no_nodes */
+    uint64_t drain_ms, grace_ms;
 } cluster_options;
 
 void cluster_start(cluster *c, const cluster_options *o); /* waits until it serves, unless no_nodes */

@@ -195,6 +195,7 @@ static void go_on(fake_node *n, fake_work *w) {
     case FAKE_DIE:
         if (!n->died) {
             n->died = true;
+            n->epoch += 2; /* what comes back is another process */
             say_tokens(n, w, 3);
             kvf_rpc_fail(n->call, KVF_RPC_UNAVAILABLE, NULL, "the fake node dies");
             w->used = false;
