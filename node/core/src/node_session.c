@@ -79,6 +79,8 @@ void kvf_node_on_session_down(kvf_node *n, kvf_time_ns now, uint32_t session) {
     s->down_since = now;
 }
 
+bool kvf_node_session_free(const kvf_node *n, uint32_t session) { return !n->sessions[session].used; }
+
 /* ------------------------------------------------------------------ cancel, operators */
 
 static void on_cancel(kvf_node *n, const kvf_rmsg *m) {

@@ -47,6 +47,8 @@ kvf_node *kvf_node_init(void *memory, const kvf_node_config *config, kvf_time_ns
 /* ---- sessions. `session`: an index below sessions_max that the shell gives to a connection; Hello says whose it is. */
 void kvf_node_on_msg(kvf_node *n, kvf_time_ns now, uint32_t session, const kvf_rmsg *m);
 void kvf_node_on_session_down(kvf_node *n, kvf_time_ns now, uint32_t session);
+/* No router is remembered under this index: a new connection may have it. */
+bool kvf_node_session_free(const kvf_node *n, uint32_t session);
 
 /* ---- links */
 void kvf_node_on_link_up(kvf_node *n, kvf_time_ns now, kvf_link_id link, const char *peer, uint64_t peer_epoch,
