@@ -137,7 +137,7 @@ static bool messages_json(const Kvferry__V1__ChatInput *chat, json_t *vars, faul
     json_t *list = json_array();
     if (!list || json_object_set_new(vars, "messages", list) != 0) return no_memory(f);
     for (size_t i = 0; i < chat->n_messages; i++) {
-        json_t *message;
+        json_t *message = NULL;
         if (!message_json(chat->messages[i], i, &message, f)) return false;
         if (json_array_append_new(list, message) != 0) return no_memory(f);
     }
