@@ -81,7 +81,7 @@ static void on_stop(kvf_worker *w) {
         w->leaving = true;
         return;
     }
-    kvf_log(KVF_LOG_INFO, "node", "draining for at most %" PRIu64 " ms", w->options.drain_ns / KVF_NS_PER_MS);
+    kvf_log(KVF_LOG_INFO, "node", "draining for at most %" PRIu64 " ms", (uint64_t)(w->options.drain_ns / KVF_NS_PER_MS));
     kvf_rpc_server_drain(w->control);
     kvf_node_drain(w->core, kvf_os_now_ns(), w->options.drain_ns);
 }

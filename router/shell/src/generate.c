@@ -276,7 +276,7 @@ static void finish_line(kvf_router_shell *s, front_request *r, const kvf_router_
     line->ended_ns = kvf_os_now_ns();
     name_node(s, usage->prefill_node, line->prefill_node);
     name_node(s, usage->decode_node, line->decode_node);
-    snprintf(line->end, sizeof line->end, "%s", end);
+    snprintf(line->end, sizeof line->end, "%.*s", (int)sizeof line->end - 1, end);
     front_timelines_add(&s->lines, line);
 }
 
