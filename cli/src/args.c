@@ -4,24 +4,25 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Edit distance, cut at its limit: words here are option names, so a fixed row is enough. */
+/* Edit distance where two neighbours that changed places count once: the commonest slip. Words here are option names,
+ * so fixed rows are enough. */
 static uint32_t distance(const char *a, const char *b) {
     enum { MAX = 48 };
     size_t n = strlen(a), m = strlen(b);
     if (n >= MAX || m >= MAX) return MAX;
-    uint32_t row[MAX];
-    for (size_t j = 0; j <= m; j++) row[j] = (uint32_t)j;
+    uint32_t rows[3][MAX]; /* of a's prefixes of length i - 2, i - 1 and i, in turn */
+    for (size_t j = 0; j <= m; j++) rows[0][j] = (uint32_t)j;
     for (size_t i = 1; i <= n; i++) {
-        uint32_t corner = row[0];
-        row[0] = (uint32_t)i;
+        uint32_t *now = rows[i % 3], *last = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
+        now[0] = (uint32_t)i;
         for (size_t j = 1; j <= m; j++) {
-            uint32_t up = row[j];
-            uint32_t change = corner + (a[i - 1] != b[j - 1]);
-            row[j] = KVF_MIN(KVF_MIN(up, row[j - 1]) + 1, change);
-            corner = up;
+            uint32_t change = last[j - 1] + (a[i - 1] != b[j - 1]);
+            now[j] = KVF_MIN(KVF_MIN(last[j], now[j - 1]) + 1, change);
+            bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            if (swapped) now[j] = KVF_MIN(now[j], before[j - 2] + 1);
         }
     }
-    return row[m];
+    return rows[n % 3][m];
 }
 
 const char *kvf_nearest(const char *word, const char *const *candidates, size_t count) {

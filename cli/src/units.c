@@ -7,6 +7,7 @@
 static bool split(const char *text, double *value, const char **unit) {
     char *end;
     if (!((*text >= '0' && *text <= '9') || *text == '.')) return false;
+    if (text[0] == '0' && (text[1] == 'x' || text[1] == 'X')) return false; /* strtod reads more than people write */
     *value = strtod(text, &end);
     while (*end == ' ') end++;
     *unit = end;
