@@ -173,7 +173,8 @@ struct kvf_tx {
     kvf_kv *kv;
     uint32_t words, ranges_max;
     uint32_t active;
-    uint32_t turn; /* slot that is asked first: hand-offs take turns */
+    uint32_t *live; /* the slots in use, in no order: what is asked for every page must not walk over empty ones */
+    uint32_t turn; /* place in live that is asked first: hand-offs take turns */
     kvf_time_ns now_ns; /* of the last event */
     tx_handoff *handoffs;
     tx_sending *sendings;
@@ -185,5 +186,6 @@ static inline uint64_t *tx_row(const kvf_tx *tx, const tx_handoff *h, uint32_t e
     return h->bits + ((size_t)entry * 4 + which) * tx->words;
 }
 enum { ROW_READY, ROW_DUE, ROW_MOVING, ROW_SENT };
+static inline tx_handoff *tx_at(const kvf_tx *tx, uint32_t place) { return &tx->handoffs[tx->live[place]]; }
 bool kvf_tx_pick_page(kvf_tx *tx, tx_handoff *h, uint32_t *entry, uint32_t *layer);
 #endif

@@ -32,6 +32,7 @@ static void tx_layout(kvf_arena *a, const kvf_tx_config *c, kvf_tx **out) {
     }
     uint32_t sendings_max = c->handoffs_max * c->inflight_max;
     tx_sending *sendings = KVF_ARENA_NEW(a, tx_sending, sendings_max);
+    uint32_t *live = KVF_ARENA_NEW(a, uint32_t, c->handoffs_max);
     uint32_t goodbyes_max = 4 * c->handoffs_max;
     tx_goodbye *goodbyes = KVF_ARENA_NEW(a, tx_goodbye, goodbyes_max);
     if (!tx) return;
@@ -39,6 +40,7 @@ static void tx_layout(kvf_arena *a, const kvf_tx_config *c, kvf_tx **out) {
         .words = words,
         .ranges_max = ranges_max,
         .handoffs = handoffs,
+        .live = live,
         .sendings = sendings,
         .sendings_max = sendings_max,
         .goodbyes = goodbyes,
@@ -127,7 +129,7 @@ kvf_status kvf_tx_start(kvf_tx *tx, kvf_time_ns now, kvf_request_id request, uin
         KVF_ASSERT(i == 0 || missing[i] > missing[i - 1]);
         h->entries[i] = (tx_entry){missing[i], KVF_BLOCK_NONE};
     }
-    tx->active++;
+    tx->live[tx->active++] = (uint32_t)(h - tx->handoffs);
     *out = (uint32_t)generation << 16 | (uint32_t)(h - tx->handoffs);
     return KVF_OK;
 }
@@ -276,9 +278,9 @@ void kvf_tx_on_frame(kvf_tx *tx, kvf_time_ns now, kvf_link_id link, const kvf_fr
     /* Grants are unique on one receiver: link and grant together name a hand-off. Every one of these bodies begins with
      * the grant. */
     tx_handoff *h = NULL;
-    for (uint32_t i = 0; i < tx->config.handoffs_max && !h; i++) {
-        tx_handoff *c = &tx->handoffs[i];
-        if (c->state != TX_FREE && c->state != TX_ENDING && c->link == link && c->grant == frame->opened.grant) h = c;
+    for (uint32_t i = 0; i < tx->active && !h; i++) {
+        tx_handoff *c = tx_at(tx, i);
+        if (c->state != TX_ENDING && c->link == link && c->grant == frame->opened.grant) h = c;
     }
     if (!h) return;
     switch (frame->kind) {
@@ -298,9 +300,9 @@ void kvf_tx_on_frame(kvf_tx *tx, kvf_time_ns now, kvf_link_id link, const kvf_fr
 
 void kvf_tx_on_link_down(kvf_tx *tx, kvf_time_ns now, kvf_link_id link) {
     tx->now_ns = now;
-    for (uint32_t i = 0; i < tx->config.handoffs_max; i++) {
-        tx_handoff *h = &tx->handoffs[i];
-        if (h->state == TX_FREE || h->link != link) continue;
+    for (uint32_t i = 0; i < tx->active; i++) {
+        tx_handoff *h = tx_at(tx, i);
+        if (h->link != link) continue;
         h->link = KVF_LINK_NONE;
         h->say_open = false;
         if (h->state == TX_ENDING) continue;
@@ -323,9 +325,9 @@ static kvf_time_ns tx_hold_until(const kvf_tx *tx, const tx_handoff *h) {
 
 void kvf_tx_on_time(kvf_tx *tx, kvf_time_ns now) {
     tx->now_ns = now;
-    for (uint32_t i = 0; i < tx->config.handoffs_max; i++) {
-        tx_handoff *h = &tx->handoffs[i];
-        if (h->state == TX_FREE || h->state == TX_ENDING) continue;
+    for (uint32_t i = 0; i < tx->active; i++) {
+        tx_handoff *h = tx_at(tx, i);
+        if (h->state == TX_ENDING) continue;
         if (h->relink_until_ns <= now) {
             tx_end(tx, h, KVF_ERR_PEER_LOST);
         } else if (tx_hold_until(tx, h) <= now) {
@@ -337,9 +339,9 @@ void kvf_tx_on_time(kvf_tx *tx, kvf_time_ns now) {
 
 kvf_time_ns kvf_tx_deadline(const kvf_tx *tx) {
     kvf_time_ns first = KVF_TIME_NEVER;
-    for (uint32_t i = 0; i < tx->config.handoffs_max; i++) {
-        const tx_handoff *h = &tx->handoffs[i];
-        if (h->state == TX_FREE || h->state == TX_ENDING) continue;
+    for (uint32_t i = 0; i < tx->active; i++) {
+        const tx_handoff *h = tx_at(tx, i);
+        if (h->state == TX_ENDING) continue;
         first = KVF_MIN(first, KVF_MIN(h->relink_until_ns, tx_hold_until(tx, h)));
     }
     return first;

@@ -55,8 +55,8 @@ bool kvf_tx_pick_page(kvf_tx *tx, tx_handoff *h, uint32_t *entry, uint32_t *laye
 
 static uint32_t tx_link_moving(const kvf_tx *tx, kvf_link_id link) {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < tx->config.handoffs_max; i++)
-        if (tx->handoffs[i].state != TX_FREE && tx->handoffs[i].link == link) n += tx->handoffs[i].moving_now;
+    for (uint32_t i = 0; i < tx->active; i++)
+        if (tx_at(tx, i)->link == link) n += tx_at(tx, i)->moving_now;
     return n;
 }
 
@@ -132,7 +132,9 @@ static void tx_tell_end(kvf_tx *tx, tx_handoff *h, kvf_tx_act *act) {
     act->finished_ns = h->finished_ns;
     act->ended_ns = h->ended_ns;
     h->state = TX_FREE;
-    tx->active--;
+    uint32_t place = 0;
+    while (tx_at(tx, place) != h) place++;
+    tx->live[place] = tx->live[--tx->active];
 }
 
 static bool tx_give_goodbye(kvf_tx *tx, room_fn link_has_room, void *self, kvf_tx_act *act) {
@@ -154,22 +156,22 @@ bool kvf_tx_next(kvf_tx *tx, bool (*link_has_room)(void *self, kvf_link_id link)
     memset(act, 0, sizeof *act);
     if (tx->goodbyes_count > 0 && tx_give_goodbye(tx, link_has_room, self, act)) return true;
     if (tx->active == 0) return false;
-    for (uint32_t i = 0; i < tx->config.handoffs_max; i++) {
-        tx_handoff *h = &tx->handoffs[i];
+    for (uint32_t i = 0; i < tx->active; i++) {
+        tx_handoff *h = tx_at(tx, i);
         if (h->state != TX_ENDING || (h->moving_now + h->moving_old > 0 && !KVF_MUTATED(MUTANT_END_IN_FLIGHT)))
             continue;
         if (KVF_MUTATED(MUTANT_END_IN_FLIGHT)) h->moving_now = h->moving_old = 0;
         tx_tell_end(tx, h, act);
         return true;
     }
-    for (uint32_t i = 0; i < tx->config.handoffs_max; i++) {
-        uint32_t slot = (tx->turn + i) % tx->config.handoffs_max;
-        tx_handoff *h = &tx->handoffs[slot];
-        if (h->state == TX_FREE || h->state == TX_ENDING || h->link == KVF_LINK_NONE) continue;
+    for (uint32_t i = 0; i < tx->active; i++) {
+        uint32_t place = (tx->turn + i) % tx->active;
+        tx_handoff *h = tx_at(tx, place);
+        if (h->state == TX_ENDING || h->link == KVF_LINK_NONE) continue;
         if (!h->say_open && h->state != TX_MOVING) continue;
         if (link_has_room && !link_has_room(self, h->link)) continue;
         if (!tx_give(tx, h, act)) continue;
-        tx->turn = (slot + 1) % tx->config.handoffs_max;
+        tx->turn = place + 1;
         return true;
     }
     return false;
