@@ -120,34 +120,42 @@ LANES_INLINE void q_tile(kvf_pack_kind kind, const int ROWS, const int PANELS, c
     }
 }
 
-/* One tile of rows asks a little ahead. With several, the first finds what the last of the pair before asked for. */
-LANES_INLINE void q_panels(kvf_pack_kind kind, const int PANELS, const kvf_packed *w, const kvf_rows *x, uint32_t row,
-    uint32_t rows, uint32_t panel, uint32_t first_panel, const kvf_product *out) {
-    uint32_t r = 0;
+/* Rows in tiles of 6, 4, 2, 1. One tile of rows asks a little ahead; with several, the second asks for the next pair,
+ * so that its first finds it. */
+LANES_INLINE void q_pair(kvf_pack_kind kind, const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows,
+    uint32_t panel, uint32_t first_panel, const kvf_product *out) {
+    uint32_t r = 0, tiles = 0;
     const size_t next = w->pair_bytes;
-    for (; r + Q_ROWS <= rows; r += Q_ROWS)
-        q_tile(kind, Q_ROWS, PANELS, w, x, row + r, panel, first_panel, r,
+    for (; r + Q_ROWS <= rows; r += Q_ROWS, tiles++)
+        q_tile(kind, Q_ROWS, 2, w, x, row + r, panel, first_panel, r,
             rows == Q_ROWS ? Q_AHEAD
-            : r == Q_ROWS  ? next
+            : tiles == 1   ? next
                            : 0,
             out);
-    const size_t ahead = r == 0 ? Q_AHEAD : r == Q_ROWS ? next : 0;
-    switch (rows - r) {
-    case 1: q_tile(kind, 1, PANELS, w, x, row + r, panel, first_panel, r, ahead, out); break;
-    case 2: q_tile(kind, 2, PANELS, w, x, row + r, panel, first_panel, r, ahead, out); break;
-    case 3: q_tile(kind, 3, PANELS, w, x, row + r, panel, first_panel, r, ahead, out); break;
-    case 4: q_tile(kind, 4, PANELS, w, x, row + r, panel, first_panel, r, ahead, out); break;
-    case 5: q_tile(kind, 5, PANELS, w, x, row + r, panel, first_panel, r, ahead, out); break;
-    default: break;
+    if (rows - r >= 4) {
+        q_tile(kind, 4, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : tiles == 1 ? next : 0, out);
+        r += 4;
     }
+    if (rows - r >= 2) {
+        q_tile(kind, 2, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : 0, out);
+        r += 2;
+    }
+    if (r < rows) q_tile(kind, 1, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : 0, out);
 }
 
+/* A panel without its pair is rare (an odd number of them, a cut between): one row at a time. */
 LANES_INLINE void q_matrix(kvf_pack_kind kind, const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows,
     uint32_t panel, uint32_t panels, const kvf_product *out) {
-    uint32_t p = panel, end = panel + panels;
-    if (p % 2 && p < end) q_panels(kind, 1, w, x, row, rows, p++, panel, out);
-    for (; p + 2 <= end; p += 2) q_panels(kind, 2, w, x, row, rows, p, panel, out);
-    if (p < end) q_panels(kind, 1, w, x, row, rows, p, panel, out);
+    uint32_t end = panel + panels;
+    for (uint32_t p = panel; p < end;) {
+        if (p % 2 == 0 && p + 2 <= end) {
+            q_pair(kind, w, x, row, rows, p, panel, out);
+            p += 2;
+            continue;
+        }
+        for (uint32_t r = 0; r < rows; r++) q_tile(kind, 1, 1, w, x, row + r, p, panel, r, 0, out);
+        p++;
+    }
 }
 
 static void matmul_q(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,

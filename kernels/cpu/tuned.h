@@ -5,7 +5,9 @@
 #define KVF_TUNED_H
 #include <math.h>
 
-#if defined(__clang__)
+#if defined(KVF_NO_UNROLL) /* with sanitizers: unrolled checks take minutes to compile */
+#define UNROLL
+#elif defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
@@ -195,24 +197,25 @@ LANES_INLINE void f_tile(kvf_pack_kind kind, const int ROWS, const int PANELS, c
     }
 }
 
-/* Rows in tiles of F_ROWS, then one by one in smaller powers of two. */
-LANES_INLINE void f_panels(kvf_pack_kind kind, const int PANELS, const kvf_packed *w, const kvf_rows *x, uint32_t row,
-    uint32_t rows, uint32_t panel, uint32_t first_panel, const kvf_product *out) {
-    const float *at = x->f32 + row * x->f32_stride;
-    uint32_t r = 0;
-    for (; r + F_ROWS <= rows; r += F_ROWS)
-        f_tile(kind, F_ROWS, PANELS, w, at + r * x->f32_stride, x->f32_stride, panel, first_panel, r, out);
-    for (; r + 2 <= rows; r += 2)
-        f_tile(kind, 2, PANELS, w, at + r * x->f32_stride, x->f32_stride, panel, first_panel, r, out);
-    if (r < rows) f_tile(kind, 1, PANELS, w, at + r * x->f32_stride, x->f32_stride, panel, first_panel, r, out);
-}
-
+/* Panels in twos where registers allow and both are there, else one at a time. */
 LANES_INLINE void f_matrix(kvf_pack_kind kind, const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows,
     uint32_t panel, uint32_t panels, const kvf_product *out) {
-    uint32_t p = panel, end = panel + panels;
-    if (F_PANELS == 2 && p % 2 && p < end) f_panels(kind, 1, w, x, row, rows, p++, panel, out);
-    for (; p + F_PANELS <= end; p += F_PANELS) f_panels(kind, F_PANELS, w, x, row, rows, p, panel, out);
-    for (; p < end; p++) f_panels(kind, 1, w, x, row, rows, p, panel, out);
+    const float *at = x->f32 + row * x->f32_stride;
+    const size_t stride = x->f32_stride;
+    uint32_t end = panel + panels;
+    for (uint32_t p = panel; p < end;) {
+        uint32_t r = 0;
+        if (p % F_PANELS != 0 || p + F_PANELS > end) {
+            for (; r < rows; r++) f_tile(kind, 1, 1, w, at + r * stride, stride, p, panel, r, out);
+            p++;
+            continue;
+        }
+        for (; r + F_ROWS <= rows; r += F_ROWS)
+            f_tile(kind, F_ROWS, F_PANELS, w, at + r * stride, stride, p, panel, r, out);
+        for (; r + 2 <= rows; r += 2) f_tile(kind, 2, F_PANELS, w, at + r * stride, stride, p, panel, r, out);
+        if (r < rows) f_tile(kind, 1, F_PANELS, w, at + r * stride, stride, p, panel, r, out);
+        p += F_PANELS;
+    }
 }
 
 static void matmul_f(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
