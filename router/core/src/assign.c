@@ -241,7 +241,7 @@ static outcome assign(kvf_router *r, rt_seq *s) {
     uint64_t open = open_nodes(r, c.nodes);
     if (!open) {
         /* The whole queue waits behind a leg that any node may take, but not behind one that only some may. */
-        if (!l->impossible && !l->model) return CLOSED;
+        if (c.nodes == rt_nodes_ready(r, KVF_ROLE_DECODE)) return CLOSED;
         rt_leg_hold(r, s, rt_after(r->now, RT_HOLD_NS));
         return SET_ASIDE;
     }
@@ -344,7 +344,7 @@ void rt_assign_prefill(kvf_router *r, rt_seq *s) {
         rt_leg_prefill(r, s, node, work_tokens(r, s) - cached);
         return;
     }
-    if (!usable && !r->config.strict) {
+    if (!usable && !r->config.strict && rt_request_at(r, s)->mode != KVF_ROUTER_ALWAYS) {
         without_prefill(r, s, "no prefill node is ready");
         return;
     }

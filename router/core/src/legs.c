@@ -316,16 +316,14 @@ void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
         uint32_t old = l->old_attempt ? l->old_attempt : l->decode_told ? l->attempt : 0;
         uint32_t ship_min = l->ship_min;
         rt_leg_leave_prefill(r, s, false);
-        bool ships = rt_prefills_for(r, l->decode) != 0;
-        if (!ships && q->mode != KVF_ROUTER_ALWAYS && !r->config.strict) {
+        if (ship_min != UINT32_MAX && q->mode == KVF_ROUTER_AUTO && !r->config.strict &&
+            !rt_prefills_for(r, l->decode)) {
             ship_min = UINT32_MAX;
             r->counters.fallback_local++;
         }
-        if (ships || ship_min == UINT32_MAX) {
-            rt_leg_reserve(r, s, l->decode, ship_min);
-            l->old_attempt = old;
-            return;
-        }
+        rt_leg_reserve(r, s, l->decode, ship_min);
+        l->old_attempt = old;
+        return;
     }
     kvf_time_ns until = why->counted && !why->handback && l->failures ? rt_after(r->now, backoff(r, l->failures)) : 0;
     if (splits) {

@@ -37,9 +37,11 @@ static void reset(arenas *a) { a->make.used_bytes = a->read.used_bytes = 0; }
 #define SAME(field)                                                                                                    \
     if (memcmp(&a->field, &b->field, sizeof a->field) != 0) return #field
 #define SAME_LIST(list, count)                                                                                         \
-    if (a->count != b->count || memcmp(a->list, b->list, (size_t)a->count * sizeof *a->list) != 0) return #list
+    if (a->count != b->count || (a->count && memcmp(a->list, b->list, (size_t)a->count * sizeof *a->list) != 0))       \
+    return #list
 #define SAME_SPAN(span)                                                                                                \
-    if (a->span.len_bytes != b->span.len_bytes || memcmp(a->span.data, b->span.data, a->span.len_bytes) != 0)          \
+    if (a->span.len_bytes != b->span.len_bytes ||                                                                      \
+        (a->span.len_bytes && memcmp(a->span.data, b->span.data, a->span.len_bytes) != 0))                             \
     return #span
 #define SAME_PART(check, part)                                                                                         \
     do {                                                                                                               \
