@@ -92,9 +92,20 @@ static void close_node(kvf_router *r, uint32_t node, kvf_time_ns retry_after_ns)
     rt_node_arm(r, node);
 }
 
+/* Nodes name fields of kvf_work; clients know those of GenerateRequest. */
+static const char *client_field(const char *field) {
+    static const struct {
+        const char *work, *client;
+    } names[] = {{"tokens", "input"}, {"prompt_count", "input"}, {"output_max", "stop.max_tokens"},
+        {"prompt_logprobs", "output.prompt_logprobs"}};
+    for (size_t i = 0; i < KVF_COUNT_OF(names); i++)
+        if (strcmp(names[i].work, field) == 0) return names[i].client;
+    return field;
+}
+
 static void keep_reason(rt_request *q, const kvf_nmsg *msg) {
     q->why = (kvf_refusal){.status = msg->refused.reason};
-    snprintf(q->why.field, sizeof q->why.field, "%s", msg->refused.field);
+    snprintf(q->why.field, sizeof q->why.field, "%s", client_field(msg->refused.field));
     snprintf(q->why.text, sizeof q->why.text, "%s", msg->refused.text);
 }
 
@@ -122,7 +133,9 @@ static void on_refused_decode(kvf_router *r, rt_seq *s, uint32_t node, const kvf
     case KVF_ERR_INVALID:
     case KVF_ERR_UNSUPPORTED:
     case KVF_ERR_FORMAT:
-    case KVF_ERR_DEADLINE: rt_request_fail(r, q, reason, msg->refused.field, msg->refused.text, 0); return;
+    case KVF_ERR_DEADLINE:
+        rt_request_fail(r, q, reason, client_field(msg->refused.field), msg->refused.text, 0);
+        return;
     default:
         rt_leg_failed(r, s,
             &(rt_failure){
@@ -144,7 +157,7 @@ static void on_refused_prefill(kvf_router *r, rt_seq *s, uint32_t node, const kv
     case KVF_ERR_INVALID:
     case KVF_ERR_FORMAT:
     case KVF_ERR_DEADLINE:
-        rt_request_fail(r, rt_request_at(r, s), reason, msg->refused.field, msg->refused.text, 0);
+        rt_request_fail(r, rt_request_at(r, s), reason, client_field(msg->refused.field), msg->refused.text, 0);
         return;
     default:
         if (reason == KVF_ERR_MISMATCH || reason == KVF_ERR_AUTH) rt_pair_failed(r, node, l->decode);
@@ -165,6 +178,9 @@ static void on_refused_prefill(kvf_router *r, rt_seq *s, uint32_t node, const kv
 
 static void on_started(kvf_router *r, rt_seq *s) {
     rt_leg *l = &s->l;
+    /* What a node answers to a Reserve that it has been at for a while: the Local before was lost with an old session.
+     */
+    if (rt_answers_reserve(l) && !l->old_attempt) rt_leg_local(r, s, 0);
     if (l->state == RT_LEG_PREFILLING || l->old_attempt) rt_leg_decoding(r, s);
     if (l->prefill != RT_NONE) rt_pair_worked(r, l->prefill, l->decode);
 }
@@ -208,6 +224,15 @@ static void on_shipped(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *
     rt_request_heard(r, q);
 }
 
+/* It waited long enough in that node's queue, or the node drains: it waits here again, and nobody is to blame. */
+static void not_now(kvf_router *r, rt_seq *s, uint32_t node) {
+    s->l.decode_told = false;
+    rt_leg_leave(r, s, false);
+    s->l.tried |= 1ull << node;
+    close_node(r, node, 0);
+    rt_leg_wait(r, s);
+}
+
 /* The link to blame, when a hand-off failed: the pair, not its ends. */
 static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
     rt_leg *l = &s->l;
@@ -218,6 +243,10 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
     if (!from_decode && l->state == RT_LEG_DECODING) { /* the hand-off is done: nothing is lost */
         l->shipped = true;
         rt_request_heard(r, q);
+        return;
+    }
+    if (from_decode && rt_answers_reserve(l) && msg->failed.reason == KVF_AGAIN && msg->failed.retryable) {
+        not_now(r, s, node);
         return;
     }
     bool link = stage == KVF_STAGE_TRANSFER && l->prefill != RT_NONE;
@@ -234,6 +263,7 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
     bool never_came = from_decode && rt_answers_reserve(l) && msg->failed.reason == KVF_ERR_GONE;
     rt_leg_failed(r, s,
         &(rt_failure){.counted = !never_came,
+            .handback = msg->failed.reason == KVF_AGAIN, /* a node that drains */
             .same_decode = !from_decode,
             .blame = link || never_came ? RT_NONE : node,
             .reason = msg->failed.reason,
