@@ -6,10 +6,10 @@
 #include "kvf/log.h"
 #include "kvf/model_spec.h"
 #include "kvf/os.h"
+#include "runtime_dir.h"
 #include "settings.h"
 #include "supervisor.h"
 #include <arpa/inet.h>
-#include <errno.h>
 #include <netinet/in.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ enum { NODES_MAX = 32, STRINGS_MAX = NODES_MAX * 4 + KVF_SETTINGS_FLAGS_MAX + 16
 typedef struct {
     const kvf_settings_options *o;
     const kvf_config *config;
-    char dir[96]; /* private, of our sockets; "" none */
+    kvf_runtime_dir dir; /* of our sockets */
     const char *flags[KVF_SETTINGS_FLAGS_MAX]; /* what was given to us, for each of them */
     uint32_t nodes;
     kvf_child children[NODES_MAX + 1]; /* the router is the last */
@@ -50,34 +50,6 @@ static void arg(kvf_child *c, const char *text) {
     KVF_ASSERT(!"too many arguments");
 }
 
-/* A directory of our own for sockets. False: none that is short enough; the nodes then listen on loopback. */
-static bool make_dir(cluster *k) {
-    const char *candidates[] = {getenv("XDG_RUNTIME_DIR"), getenv("TMPDIR"), "/tmp"};
-    for (size_t i = 0; i < KVF_COUNT_OF(candidates); i++) {
-        const char *base = candidates[i];
-        /* "/p31.sock" and the lock beside it must fit into a socket address. */
-        if (!base || base[0] != '/' || strlen(base) > sizeof k->dir - 24) continue;
-        snprintf(k->dir, sizeof k->dir, "%s/kvferry-XXXXXX", base);
-        if (mkdtemp(k->dir)) return true;
-    }
-    k->dir[0] = 0;
-    return false;
-}
-
-/* Only what lies flat in it: sockets and their locks. */
-static void remove_dir(const cluster *k) {
-    if (!k->dir[0]) return;
-    for (uint32_t i = 0; i < k->nodes; i++) {
-        static const char *const ends[] = {"", ".lock"};
-        for (size_t e = 0; e < KVF_COUNT_OF(ends); e++) {
-            char path[160];
-            snprintf(path, sizeof path, "%s/%s.sock%s", k->dir, k->children[i].name, ends[e]);
-            unlink(path);
-        }
-    }
-    if (rmdir(k->dir) != 0) kvf_log(KVF_LOG_WARN, "serve", "%s stays behind: %s", k->dir, strerror(errno));
-}
-
 /* A free port of loopback, found by binding it: the fallback where no socket path is short enough. It must stay the
  * same when a node starts again, so the node cannot choose it. */
 static uint32_t free_port(void) {
@@ -103,8 +75,8 @@ static void add_node(cluster *k, const char *command, char letter, uint32_t inde
     kvf_child *c = &k->children[k->nodes];
     char id[16], address[160];
     snprintf(id, sizeof id, "%c%u", letter, index);
-    if (k->dir[0])
-        snprintf(address, sizeof address, "unix:%s/%s.sock", k->dir, id);
+    if (k->dir.path[0])
+        snprintf(address, sizeof address, "unix:%s/%s.sock", k->dir.path, id);
     else
         snprintf(address, sizeof address, "127.0.0.1:%u", free_port());
     c->name = KEEP(k, id);
@@ -183,7 +155,7 @@ static kvf_status check_model(const char *path, kvf_error *err) {
 }
 
 static int supervise(cluster *k, uint32_t prefill, uint32_t decode) {
-    if (!make_dir(k))
+    if (!kvf_runtime_dir_create(&k->dir))
         kvf_log(KVF_LOG_WARN, "serve", "no short private directory for sockets: nodes listen on loopback ports");
     build(k, prefill, decode);
     uint32_t cores = kvf_os_cpu_count(), threads = kvf_config_u32(k->config, "engine.threads");
@@ -198,7 +170,7 @@ static int supervise(cluster *k, uint32_t prefill, uint32_t decode) {
         .on_ready = on_ready,
         .self = k};
     int status = kvf_supervisor_run(&s);
-    remove_dir(k);
+    kvf_runtime_dir_remove(&k->dir);
     return status;
 }
 

@@ -120,10 +120,17 @@ static void fail(supervisor *s, int exit_status) {
     kill_all(s); /* nothing was served yet: nothing to drain */
 }
 
-static bool all_ready(const supervisor *s) {
+/* Of the front, or of all others. */
+static bool ready(const supervisor *s, bool front) {
     for (uint32_t i = 0; i < s->o->count; i++)
-        if (s->slots[i].state != RUNNING) return false;
+        if (s->o->children[i].front == front && s->slots[i].state != RUNNING) return false;
     return true;
+}
+
+/* The front has waited for the others: it would only log that they do not answer. */
+static void release_front(supervisor *s) {
+    for (uint32_t i = 0; i < s->o->count; i++)
+        if (s->slots[i].state == WAITING && s->slots[i].restart_ns == KVF_TIME_NEVER) s->slots[i].restart_ns = 0;
 }
 
 static void take_line(supervisor *s, uint32_t i, const char *line) {
@@ -134,7 +141,9 @@ static void take_line(supervisor *s, uint32_t i, const char *line) {
     k->was_ready = true;
     if (s->o->on_ready) s->o->on_ready(s->o->self, i, line);
     if (s->o->children[i].front && !s->announced) snprintf(s->ready_line, sizeof s->ready_line, "%s\n", line);
-    if (s->announced || s->stopping || !all_ready(s)) return;
+    if (s->announced || s->stopping || !ready(s, false)) return;
+    release_front(s);
+    if (!ready(s, true)) return;
     s->announced = true;
     size_t len = strlen(s->ready_line);
     if (write(s->o->ready_fd, s->ready_line, len) != (ssize_t)len)
@@ -303,7 +312,14 @@ int kvf_supervisor_run(const kvf_supervisor_options *options) {
         s->exit_status = 1;
         goto undo_mask;
     }
+    bool alone = true;
+    for (uint32_t i = 0; i < options->count; i++) alone &= options->children[i].front;
     for (uint32_t i = 0; i < options->count && !s->stopping; i++) {
+        if (options->children[i].front && !alone) {
+            s->slots[i].state = WAITING;
+            s->slots[i].restart_ns = KVF_TIME_NEVER;
+            continue;
+        }
         if (start(s, i) == KVF_OK) continue;
         kvf_log(KVF_LOG_ERROR, "serve", "cannot start %s: %s", options->children[i].name, strerror(errno));
         for (uint32_t k = i; k < options->count; k++) s->slots[k].state = GONE;

@@ -2,7 +2,7 @@
  * again what dies, ends them in order. Single-threaded and without gRPC, so that forking is safe.
  *
  *   child:  STARTING --ready line--> RUNNING --exit--> WAITING (backoff) --> STARTING
- *   once all were ready: the front's ready line goes to `ready_fd`, once.
+ *   The front starts when all others have been ready; when it is ready too, its line goes to `ready_fd`, once.
  *   An exit (not a death by signal) before that: the run fails with the child's status.
  *   INT, TERM or HUP: TERM to the children of stage 0; when they are gone, to stage 1. A second one, or stop_limit_ns:
  * KILL.

@@ -123,8 +123,10 @@ static void put_rates(frame *f, const kvf_top *t, kvf_buf *line) {
     char a[KVF_UNITS_TEXT], b[KVF_UNITS_TEXT], c[KVF_UNITS_TEXT];
     uint32_t width = f->style->columns > 100 ? 40 : f->style->columns > 60 ? 20 : 8;
     kvf_buf_printf(line, "requests/s %-7s ", kvf_units_count(t->finished_per_s, a));
-    if (t->ttft_s >= 0) kvf_buf_printf(line, " ttft ~%-8s", kvf_units_seconds(t->ttft_s, b));
-    if (t->tpot_s >= 0) kvf_buf_printf(line, " tpot ~%-8s", kvf_units_seconds(t->tpot_s, c));
+    kvf_buf_printf(
+        line, " ttft %s%-8s", t->ttft_s > 0 ? "~" : "", t->ttft_s > 0 ? kvf_units_seconds(t->ttft_s, b) : "-");
+    kvf_buf_printf(
+        line, " tpot %s%-8s", t->tpot_s > 0 ? "~" : "", t->tpot_s > 0 ? kvf_units_seconds(t->tpot_s, c) : "-");
     kvf_buf_printf(line, " prompt tokens/s %s", kvf_units_count(t->prefill_per_s, a));
     put_line(f, line);
     kvf_buf_printf(line, "tokens/s   %-7s  %s", kvf_units_count(t->decode_per_s, a), paint(f, "\033[32m"));
@@ -162,6 +164,10 @@ static void put_node(frame *f, const Kvferry__V1__NodeStatus *n, kvf_buf *line) 
         kvf_cluster_state(n->state), paint(f, RESET), n->running, n->waiting);
     double rate = n->role == KVFERRY__V1__ROLE__ROLE_PREFILL ? n->prefill_tokens_per_s : n->decode_tokens_per_s;
     kvf_buf_printf(line, "%9s  ", kvf_units_count(rate, a));
+    if (b->total == 0) { /* a router keeps no blocks */
+        put_line(f, line);
+        return;
+    }
     uint32_t fixed = 8 + 1 + 8 + 9 + 4 + 1 + 4 + 1 + 9 + 2 + 2 + 6;
     uint32_t width = f->style->columns > fixed + 10 ? KVF_MIN(f->style->columns - fixed, 60u) : 10;
     uint64_t held = b->pinned > b->filling ? b->pinned - b->filling : 0, taken = b->free + b->pinned;
@@ -214,12 +220,15 @@ void kvf_top_render(const kvf_top *t, const Kvferry__V1__ClusterState *state, co
     if (state) {
         put_rates(&f, t, &line);
         put_line(&f, &line);
-        kvf_buf_printf(&line, "%sNODE     ROLE    STATE     RUN WAIT  TOKENS/S  KV BLOCKS: %s%s", paint(&f, "\033[2m"),
-            style->utf8 ? "\u2588 held  \u2593 filling  \u2592 cached  \u2591 booked"
-                        : "# held  + filling  = cached  : booked",
+        kvf_buf_printf(&line, "%sNODE     ROLE    STATE     RUN WAIT  TOKENS/S  KV BLOCKS%s", paint(&f, "\033[2m"),
             paint(&f, RESET));
         put_line(&f, &line);
         for (size_t i = 0; i < state->n_nodes; i++) put_node(&f, state->nodes[i], &line);
+        kvf_buf_printf(&line, "%s%36s%s%s", paint(&f, "\033[2m"), "",
+            style->utf8 ? "\u2588 held \u2593 filling \u2592 cached \u2591 booked"
+                        : "# held + filling = cached : booked",
+            paint(&f, RESET));
+        put_line(&f, &line);
         if (state->n_pairs) put_line(&f, &line);
         for (size_t i = 0; i < state->n_pairs; i++) put_pair(&f, state->pairs[i], &line);
     }

@@ -2,6 +2,7 @@
  * so that nothing here waits by time. A pipe that all children hold shows by its end that the last of them is gone. */
 #include "cli_test.h"
 #include "kvf/log.h"
+#include "runtime_dir.h"
 #include "supervisor.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -202,6 +203,37 @@ static void front_stops_before_the_rest(void **state) {
     close(never[1]);
 }
 
+static void left_over_directories_are_cleared(void **state) {
+    char base[] = "/tmp/kvf-test-XXXXXX", path[128], socket_name[160];
+    assert_non_null(mkdtemp(base));
+    setenv("XDG_RUNTIME_DIR", base, 1);
+    kvf_runtime_dir live, next;
+    int told[2];
+    assert_int_equal(pipe(told), 0);
+    pid_t pid = fork();
+    if (pid == 0) { /* makes one, and dies without a word */
+        kvf_runtime_dir mine;
+        if (kvf_runtime_dir_create(&mine)) dprintf(told[1], "%s", mine.path);
+        snprintf(socket_name, sizeof socket_name, "%s/p0.sock", mine.path);
+        close(open(socket_name, O_CREAT | O_WRONLY, 0600));
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    ssize_t n = read(told[0], path, sizeof path - 1);
+    assert_true(n > 0);
+    path[n] = 0;
+    assert_int_equal(access(path, F_OK), 0);
+    assert_true(kvf_runtime_dir_create(&live));
+    assert_int_equal(access(path, F_OK), -1); /* the dead one's is gone */
+    assert_true(kvf_runtime_dir_create(&next));
+    assert_int_equal(access(live.path, F_OK), 0); /* the living one's is not */
+    kvf_runtime_dir_remove(&live);
+    kvf_runtime_dir_remove(&next);
+    assert_int_equal(rmdir(base), 0); /* nothing is left */
+    close(told[0]);
+    close(told[1]);
+}
+
 static void backoff_doubles_and_resets(void **state) {
     kvf_time_ns wait = 0;
     static const uint64_t want_ms[] = {100, 200, 400, 800, 1600, 3200, 5000, 5000};
@@ -216,6 +248,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(starts_restarts_and_stops),
         cmocka_unit_test(a_start_that_fails_ends_all), cmocka_unit_test(the_second_signal_kills),
         cmocka_unit_test(nobody_outlives_it), cmocka_unit_test(front_stops_before_the_rest),
-        cmocka_unit_test(backoff_doubles_and_resets)};
+        cmocka_unit_test(left_over_directories_are_cleared), cmocka_unit_test(backoff_doubles_and_resets)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
