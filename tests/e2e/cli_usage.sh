@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Exit statuses, help and messages of the program, without a cluster. Usage: cli_usage.sh PATH-OF-KVFERRY
+set -u
+kvferry=$1
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+failures=0
+unset KVFERRY_ROUTER KVFERRY_ADMIN KVFERRY_MODEL KVFERRY_CONFIG KVFERRY_THREADS
+
+# expect STATUS TEXT-IN-STDERR ARGS...
+expect() {
+  local want=$1 text=$2 got
+  shift 2
+  "$kvferry" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
+  got=$?
+  if [ $got != "$want" ] || { [ -n "$text" ] && ! grep -qF -e "$text" "$tmp/err"; }; then
+    echo "kvferry $*: exit $got (want $want), stderr: $(cat "$tmp/err") (want \"$text\")"
+    failures=$((failures + 1))
+  fi
+}
+# said TEXT: on stdout of the last call
+said() {
+  grep -qF -e "$1" "$tmp/out" && return
+  echo "stdout lacks \"$1\": $(cat "$tmp/out")"
+  failures=$((failures + 1))
+}
+
+"$kvferry" >"$tmp/out" 2>"$tmp/err"
+[ $? = 64 ] || { echo "no command: not 64"; failures=$((failures + 1)); }
+expect 0 "" --help
+commands=$(sed -n 's/^  \([a-z][a-z-]*\( [a-z]*\)\{0,1\}\)  .*/\1/p' "$tmp/out" | grep -vE '^(kvferry|Exit)')
+[ "$(echo "$commands" | wc -l)" -ge 25 ] || { echo "help lists too few commands: $commands"; failures=$((failures + 1)); }
+while read -r command; do
+  # shellcheck disable=SC2086
+  expect 0 "" $command --help
+  said "kvferry $command"
+  # shellcheck disable=SC2086
+  [ "$command" = "bench serve" ] || expect 64 "--no-such-flag" $command --no-such-flag
+done <<<"$commands"
+
+expect 0 "" version
+said kvferry
+expect 64 'did you mean "health"' heath
+expect 64 "did you mean --temperature" complete --temprature 1 x
+expect 64 "did you mean --kv-memory" serve --kv-memroy 1GiB
+expect 64 "--model FILE is needed" serve
+expect 64 "at most 32" serve --model x --prefill 30 --decode 30
+expect 64 "1 to 32" serve --model x --prefill 0
+expect 64 "" drain
+expect 64 "wizard" role p0 wizard
+expect 64 "issue 6" bench serve
+expect 64 "--layers" size
+expect 64 "auto|always|never" complete --disaggregate sometimes x
+expect 64 "token ids" detokenize --router 127.0.0.1:1 1 x
+
+# Nobody listens on port 1.
+for command in "complete x" "chat x" "tokenize x" "detokenize 1" models health nodes kv "top --once" "drain p0" "undrain p0" "role p0 decode" audit flush; do
+  # shellcheck disable=SC2086
+  expect 69 "nothing answers at 127.0.0.1:1" $command --router 127.0.0.1:1
+done
+KVFERRY_ROUTER=127.0.0.1:1 expect 69 "127.0.0.1:1" health
+KVFERRY_ADMIN=127.0.0.1:1 expect 69 "127.0.0.1:1" audit
+
+expect 78 "model.path" prefill-node
+expect 78 "insecure" decode-node --model x --control 0.0.0.0:0
+expect 78 "router.nodes" router --model x
+expect 64 "not a role" router --model x --node a,wizard,127.0.0.1:1
+expect 1 "no-such-file.gguf" serve --model "$tmp/no-such-file.gguf"
+expect 1 "no-such-file.gguf" prefill-node --model "$tmp/no-such-file.gguf"
+expect 1 "no-such-file.gguf" tokenize --model "$tmp/no-such-file.gguf" x
+expect 1 "no-such-file.gguf" perplexity --model "$tmp/no-such-file.gguf" --file /dev/null
+printf 'GGUF\3\0\0\0' >"$tmp/cut.gguf"
+expect 1 "cut.gguf" serve --model "$tmp/cut.gguf"
+
+printf 'router:\n  lisen: 127.0.0.1:0\n  queue_max_requests: many\n' >"$tmp/bad.yaml"
+expect 78 "bad.yaml:2:" config check "$tmp/bad.yaml"
+grep -q 'bad.yaml:3:' "$tmp/err" || { echo "config check: not all errors at once"; failures=$((failures + 1)); }
+expect 78 "bad.yaml" serve --model x --config "$tmp/bad.yaml"
+printf 'kv:\n  memory: 64MiB\n' >"$tmp/good.yaml"
+expect 0 "" config check "$tmp/good.yaml"
+expect 0 "" config explain "$tmp/good.yaml" --threads 3
+said "good.yaml"
+expect 0 "" config schema
+cp "$tmp/out" "$tmp/schema.yaml"
+expect 0 "" config schema --json
+said '"$schema"'
+
+expect 0 "" size --layers 32 --kv-heads 32 --head-dim 128 --context 8192 --json
+said '"kv_bytes_per_token":524288'
+said '"kv_bytes_per_conversation":4294967296'
+"$kvferry" size --layers 32 --kv-heads 32 --head-dim 128 >/dev/full 2>"$tmp/err"
+[ $? = 1 ] || { echo "a full disk looks like success"; failures=$((failures + 1)); }
+
+[ $failures = 0 ] && echo "all held"
+exit $((failures > 0))
