@@ -24,7 +24,7 @@ typedef struct {
     uint64_t drain_ms, grace_ms;
 } cluster_options;
 
-void cluster_start(cluster *c, const cluster_options *o); /* waits until it serves, unless no_nodes */
+void cluster_start(cluster *c, const cluster_options *o); /* waits until the router knows its nodes */
 void cluster_stop(cluster *c);
 void cluster_wait_serving(cluster *c, bool serving);
 void cluster_join(cluster *c); /* waits for the end of run after kvf_router_shell_stop */

@@ -193,8 +193,8 @@ static void go_on(fake_node *n, fake_work *w) {
         say_tokens(n, w, (uint32_t)strlen(n->scripts[w->sampling.seed >> 8 & (FAKE_SCRIPTS_MAX - 1)]));
         return;
     case FAKE_DIE:
-        if (!n->died) {
-            n->died = true;
+        if (!n->deaths) {
+            n->deaths++;
             n->epoch += 2; /* what comes back is another process */
             say_tokens(n, w, 3);
             kvf_rpc_fail(n->call, KVF_RPC_UNAVAILABLE, NULL, "the fake node dies");
@@ -210,9 +210,6 @@ static void go_on(fake_node *n, fake_work *w) {
 
 static void on_reserve(fake_node *n, const kvf_work *in) {
     n->reserves++;
-    n->last = *in;
-    n->last.tokens = NULL;
-    n->last.sampling = (kvf_span){NULL, 0};
     fake_work *w = take_work(n, in);
     kvf_nmsg m = {.request = w->request, .attempt = w->attempt};
     switch (mode_of(w)) {

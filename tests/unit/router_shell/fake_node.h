@@ -53,10 +53,9 @@ struct fake_node {
     uint32_t next_grant;
     kvf_node_state state;
     uint32_t hellos, reserves, prefills, cancels, finished_cancels, drains, undrains, flushes;
-    bool dirty_audit, mute_audit, died;
+    bool dirty_audit, mute_audit;
+    uint32_t deaths;
     uint64_t weights_hash_xor; /* another model */
-    uint32_t last_salt_set, last_priority;
-    kvf_work last; /* numbers only */
 };
 
 /* address NULL: any port of 127.0.0.1 */
@@ -65,4 +64,17 @@ void fake_node_stop(fake_node *n);
 const char *fake_node_address(const fake_node *n);
 void fake_node_wait(fake_node *n, const uint32_t *counter, uint32_t at_least); /* fails the test after a minute */
 void fake_release(fake_node *n); /* ends what waits */
+/* Other threads are at work: */
+#define FAKE_SET(node, field, value)                                                                                   \
+    do {                                                                                                               \
+        pthread_mutex_lock(&(node)->lock);                                                                             \
+        (node)->field = (value);                                                                                       \
+        pthread_mutex_unlock(&(node)->lock);                                                                           \
+    } while (0)
+static inline uint32_t fake_get(fake_node *n, const uint32_t *counter) {
+    pthread_mutex_lock(&n->lock);
+    uint32_t value = *counter;
+    pthread_mutex_unlock(&n->lock);
+    return value;
+}
 #endif

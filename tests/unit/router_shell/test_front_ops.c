@@ -85,13 +85,13 @@ static void a_node_of_another_model_gets_nothing(void **state) {
     cluster c;
     cluster_options o = {.no_nodes = true, .grace_ms = 50};
     cluster_start(&c, &o);
-    c.decode.weights_hash_xor = 1;
+    FAKE_SET(&c.decode, weights_hash_xor, 1);
     kvf_router_shell_add_node(c.shell, "d0", KVF_ROLE_DECODE, fake_node_address(&c.decode));
     fake_node_wait(&c.decode, &c.decode.hellos, 1);
     ask a;
     ask_init(&a, "prompt", FAKE_SEED(FAKE_SCRIPT, 0));
     free(generate(&c, &a, KVF_RPC_UNAVAILABLE));
-    assert_int_equal(c.decode.reserves, 0);
+    assert_int_equal(fake_get(&c.decode, &c.decode.reserves), 0);
     cluster_stop(&c);
 }
 
@@ -269,21 +269,21 @@ static void audits_gather_what_nodes_say(void **state) {
     assert_true(m->at_rest);
     assert_int_equal(m->n_nodes, 2);
     kvf_rpc_message_free(&m->base);
-    c.decode.dirty_audit = true;
+    FAKE_SET(&c.decode, dirty_audit, true);
     m = admin_call(&c, "Audit", &r.base, &result);
     assert_non_null(m);
     assert_int_equal(m->n_violations, 1);
     assert_true(kvf_proto_text_equal(m->violations[0]->node_id, "d0"));
     assert_true(kvf_proto_text_equal(m->violations[0]->invariant, "I1"));
     kvf_rpc_message_free(&m->base);
-    c.decode.dirty_audit = false;
-    c.decode.mute_audit = true; /* the answer does not wait for ever */
+    FAKE_SET(&c.decode, dirty_audit, false);
+    FAKE_SET(&c.decode, mute_audit, true); /* the answer does not wait for ever */
     m = admin_call(&c, "Audit", &r.base, &result);
     assert_non_null(m);
     assert_int_equal(m->n_violations, 1);
     assert_true(kvf_proto_text_equal(m->violations[0]->invariant, "answer"));
     kvf_rpc_message_free(&m->base);
-    c.decode.mute_audit = false;
+    FAKE_SET(&c.decode, mute_audit, false);
     ask a;
     ProtobufCMessage *message;
     ask_init(&a, "prompt", FAKE_SEED(FAKE_HOLD, 0));

@@ -92,7 +92,7 @@ static void pages_travel_when_asked(void **state) {
     assert_string_equal(got->prefill_node, "p0");
     assert_string_equal(got->decode_node, "d0");
     assert_int_equal(got->pages, 9);
-    assert_int_equal(c.prefill.prefills, 1);
+    assert_int_equal(fake_get(&c.prefill, &c.prefill.prefills), 1);
     free(got);
     cluster_stop(&c);
 }
@@ -124,7 +124,7 @@ static void stop_strings_end_a_choice(void **state) {
     assert_string_equal(got->text[0], "");
     free(got);
     fake_node_wait(&c.decode, &c.decode.finished_cancels, 1);
-    assert_int_equal(c.decode.cancels, c.decode.finished_cancels);
+    assert_int_equal(fake_get(&c.decode, &c.decode.cancels), fake_get(&c.decode, &c.decode.finished_cancels));
     cluster_stop(&c);
 }
 
@@ -134,7 +134,7 @@ static void choices_end_on_their_own(void **state) { /* AP-04 */
     cluster_start(&c, NULL);
     ask a;
     ask_init(&a, "prompt", FAKE_SEED(FAKE_SCRIPT, 1));
-    c.decode.scripts[1] = "12345678";
+    FAKE_SET(&c.decode, scripts[1], "12345678");
     a.r.n = 8;
     answer *got = generate(&c, &a, KVF_RPC_OK);
     assert_int_equal(got->finished, 8);
@@ -205,7 +205,7 @@ static void tokens_that_come_together_leave_together(void **state) {
     (void)state;
     cluster c;
     cluster_start(&c, NULL);
-    c.decode.steps_per_batch = 100;
+    FAKE_SET(&c.decode, steps_per_batch, 100);
     ask a;
     ask_init(&a, "prompt", FAKE_SEED(FAKE_SCRIPT, 0));
     answer *got = generate(&c, &a, KVF_RPC_OK);
@@ -279,7 +279,7 @@ static void a_client_that_leaves_stops_the_work(void **state) { /* AP-08 */
     kvf_rpc_message_free(message);
     kvf_rpc_reader_close(reader);
     fake_node_wait(&c.decode, &c.decode.cancels, 1);
-    assert_int_equal(c.decode.finished_cancels, 0);
+    assert_int_equal(fake_get(&c.decode, &c.decode.finished_cancels), 0);
     /* queued at the node, no answer yet */
     ask_init(&a, "prompt", FAKE_SEED(FAKE_SILENT, 0));
     reader = generate_open(&c, &a);
@@ -298,7 +298,7 @@ static void a_client_that_leaves_stops_the_work(void **state) { /* AP-08 */
     /* and normal ends are no aborts */
     ask_init(&a, "prompt", FAKE_SEED(FAKE_SCRIPT, 0));
     for (int i = 0; i < 5; i++) free(generate(&c, &a, KVF_RPC_OK));
-    assert_int_equal(c.decode.cancels - c.decode.finished_cancels, 3);
+    assert_int_equal(fake_get(&c.decode, &c.decode.cancels) - fake_get(&c.decode, &c.decode.finished_cancels), 3);
     cluster_stop(&c);
 }
 
@@ -360,7 +360,7 @@ static void a_lost_session_is_not_seen_by_clients(void **state) {
     assert_string_equal(got->text[0], ALPHABET);
     assert_int_equal(got->tokens[0], 27);
     free(got);
-    assert_true(c.decode.died);
+    assert_int_equal(fake_get(&c.decode, &c.decode.deaths), 1);
     cluster_stop(&c);
 }
 
