@@ -155,6 +155,7 @@ static void node_connects(sim *s, uint32_t from, const kvf_node_act *a) {
         if (strcmp(s->node[i].config.info.node, a->connect.peer) == 0) to = i;
     KVF_ASSERT(to < s->nodes && s->links < SIM_LINKS_MAX);
     uint32_t index = s->links++;
+    kvf_node_on_calling(s->node[from].core, a->connect.peer, a->connect.peer_epoch, index);
     sim_node *t = &s->node[to];
     bool reached = t->alive && t->config.info.epoch == a->connect.peer_epoch;
     s->link[index] = (sim_link){.from = from, .to = to, .from_incarnation = s->node[from].incarnation,

@@ -232,17 +232,24 @@ void kvf_node_on_link_up(kvf_node *n, kvf_time_ns now, kvf_link_id link, const c
     }
 }
 
-static uint32_t link_by_id_or_call(const kvf_node *n, kvf_link_id link, const char *peer) {
-    for (uint32_t i = 0; i < n->config.links_max; i++)
-        if (n->links[i].state == LINK_UP && n->links[i].id == link) return i;
-    for (uint32_t i = 0; i < n->config.links_max; i++)
-        if (n->links[i].state == LINK_CALLING && strcmp(n->links[i].peer, peer) == 0) return i;
+void kvf_node_on_calling(kvf_node *n, const char *peer, uint64_t peer_epoch, kvf_link_id link) {
+    uint32_t at = link_find(n, peer, peer_epoch);
+    if (at != NONE && n->links[at].state == LINK_CALLING) n->links[at].id = link;
+}
+
+/* A call that could not even begin has no id: then the peer's name finds it. */
+static uint32_t link_by_id(const kvf_node *n, kvf_link_id link, const char *peer) {
+    for (uint32_t i = 0; i < n->config.links_max; i++) {
+        const node_link *l = &n->links[i];
+        if (l->state == LINK_FREE || l->id != link) continue;
+        if (link != KVF_LINK_NONE || strcmp(l->peer, peer) == 0) return i;
+    }
     return NONE;
 }
 
 void kvf_node_on_link_down(kvf_node *n, kvf_time_ns now, kvf_link_id link, const char *peer, kvf_status reason, const char *text) {
     n->now = now;
-    uint32_t at = link_by_id_or_call(n, link, peer);
+    uint32_t at = link_by_id(n, link, peer);
     if (link != KVF_LINK_NONE) {
         kvf_rx_on_link_down(n->rx, now, link);
         kvf_tx_on_link_down(n->tx, now, link);

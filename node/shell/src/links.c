@@ -3,7 +3,11 @@
 #include "kvf/log.h"
 #include <inttypes.h>
 
-static void pump_soon(kvf_worker *w) { event_active(w->pump_event, 0, 0); }
+/* A zero timeout, not event_active: libevent would run that in the same pass and never come back to the sockets. */
+static void pump_soon(kvf_worker *w) {
+    static const struct timeval at_once = {0, 0};
+    evtimer_add(w->pump_event, &at_once);
+}
 
 static void on_link_up(void *self, kvf_link_id link, const char *peer, uint64_t peer_epoch, const uint8_t nonce[16], bool outgoing,
     const char *transport) {
@@ -71,7 +75,9 @@ static void connect_peer(kvf_worker *w, const kvf_node_act *act) {
     kvf_link_id link;
     kvf_status status = kvf_endpoint_connect(w->endpoint, act->connect.peer, act->connect.peer_epoch, act->connect.address,
         act->connect.local_address, act->connect.host_id, &link);
-    if (status != KVF_OK) {
+    if (status == KVF_OK) {
+        kvf_node_on_calling(w->core, act->connect.peer, act->connect.peer_epoch, link);
+    } else {
         kvf_node_on_link_down(
             w->core, kvf_os_now_ns(), KVF_LINK_NONE, act->connect.peer, status, "no transport reaches this node");
         pump_soon(w);

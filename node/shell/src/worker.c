@@ -140,6 +140,19 @@ static void fill_identity(kvf_identity *id, const kvf_worker *w, const kvf_token
     snprintf(id->kv_type, sizeof id->kv_type, "%s", w->options.kv_type == KVF_KV_F16 ? "f16" : "f32");
 }
 
+/* Touches the whole pool now: what --kv-memory promises is there, memory stays flat, and no page fault hits a step later. A kernel
+ * without MADV_POPULATE_WRITE (before 5.14) does it as pages are used. */
+static void commit_pool(kvf_worker *w, uint32_t blocks) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (uint32_t l = 0; l < kvf_model_get_spec(w->model)->layers; l++) {
+        uintptr_t first = (uintptr_t)kvf_engine_page(w->engine, l, 0);
+        uintptr_t end = (uintptr_t)kvf_engine_page(w->engine, l, blocks - 1) + kvf_engine_page_bytes(w->engine);
+        first = (first + page - 1) & ~(page - 1);
+        end &= ~(page - 1);
+        if (end > first && madvise((void *)first, end - first, MADV_POPULATE_WRITE) != 0) return;
+    }
+}
+
 static kvf_status open_engine(kvf_worker *w, kvf_error *err) {
     const kvf_worker_options *o = &w->options;
     kvf_model_options mo = {.precision = o->precision, .kernels = o->kernels, .threads = o->threads};
@@ -155,7 +168,9 @@ static kvf_status open_engine(kvf_worker *w, kvf_error *err) {
     kvf_engine_options eo = {.kv_type = o->kv_type, .blocks = (uint32_t)blocks, .threads = o->threads, .pin_threads = o->pin_threads,
         .tokens_max = KVF_MAX(o->chunk_tokens, o->chunk_tokens_mixed) + o->sequences_max, .sequences_max = o->sequences_max,
         .logit_rows_max = o->sequences_max + SCORE_ROWS};
-    return kvf_engine_create(w->model, &eo, &w->engine, err);
+    status = kvf_engine_create(w->model, &eo, &w->engine, err);
+    if (status == KVF_OK) commit_pool(w, (uint32_t)blocks);
+    return status;
 }
 
 static void configure_core(kvf_worker *w, const kvf_tokenizer_info *tok) {
@@ -211,7 +226,7 @@ static kvf_status make_loop(kvf_worker *w, kvf_error *err) {
     w->inbox_event = event_new(w->base, kvf_mailbox_fd(w->inbox), EV_READ | EV_PERSIST, on_inbox, w);
     w->wake_event = event_new(w->base, w->wake_fd, EV_READ | EV_PERSIST, on_engine, w);
     w->timer = evtimer_new(w->base, on_timer, w);
-    w->pump_event = event_new(w->base, -1, 0, on_pump, w);
+    w->pump_event = evtimer_new(w->base, on_pump, w);
     if (!w->inbox_event || !w->wake_event || !w->timer || !w->pump_event)
         return kvf_fail(err, KVF_ERR_NO_MEMORY, "cannot make events");
     event_add(w->inbox_event, NULL);

@@ -137,6 +137,7 @@ static void connect_links(rig *r, uint32_t from, const kvf_node_act *a) {
     uint32_t to = 1 - from;
     kvf_link_id link = ++r->links;
     r->connects++;
+    kvf_node_on_calling(r->node[from], a->connect.peer, a->connect.peer_epoch, link);
     assert_string_equal(a->connect.peer, r->config[to].info.node);
     kvf_node_on_link_up(r->node[to], r->now, link, r->config[from].info.node, r->config[from].info.epoch, nonce, false);
     kvf_node_on_link_up(r->node[from], r->now, link, r->config[to].info.node, r->config[to].info.epoch, nonce, true);

@@ -53,7 +53,9 @@ bool kvf_node_session_free(const kvf_node *n, uint32_t session);
 /* ---- links */
 void kvf_node_on_link_up(kvf_node *n, kvf_time_ns now, kvf_link_id link, const char *peer, uint64_t peer_epoch,
     const uint8_t nonce[16], bool outgoing);
-/* Also for a call that failed (link may be KVF_LINK_NONE then). */
+/* The shell carries out CONNECT under this link id. */
+void kvf_node_on_calling(kvf_node *n, const char *peer, uint64_t peer_epoch, kvf_link_id link);
+/* Also for a call that failed (link is KVF_LINK_NONE where it could not even begin). */
 void kvf_node_on_link_down(kvf_node *n, kvf_time_ns now, kvf_link_id link, const char *peer, kvf_status reason, const char *text);
 void kvf_node_on_frame(kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_frame *f);
 kvf_page_verdict kvf_node_on_page(
