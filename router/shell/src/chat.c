@@ -86,7 +86,10 @@ static bool parse_json(ProtobufCBinaryData text, const char *field, bool array, 
     return true;
 }
 
-static json_t *json_bytes(ProtobufCBinaryData text) { return json_stringn_nocheck((const char *)text.data, text.len); }
+/* An empty field comes without bytes, which jansson would take for a failure. */
+static json_t *json_bytes(ProtobufCBinaryData text) {
+    return json_stringn_nocheck(text.len ? (const char *)text.data : "", text.len);
+}
 
 static bool check_message_utf8(const Kvferry__V1__ChatMessage *message, size_t index, fault *f) {
     const struct {
