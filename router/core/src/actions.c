@@ -104,7 +104,7 @@ static void fill_work(kvf_router *r, rt_seq *s, kvf_work *w) {
     *w = (kvf_work){.request = l->id,
         .attempt = l->attempt,
         .tokens = rt_seq_tokens(r, s),
-        .tokens_count = q->prompt_count + (l->n == 1 ? s->output_count : 0),
+        .tokens_count = q->prompt_count + l->outputs_base,
         .prompt_count = q->prompt_count,
         .n = l->n,
         .choice_base = l->choice_base,

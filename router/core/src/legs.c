@@ -42,7 +42,8 @@ void rt_leg_set_state(kvf_router *r, rt_seq *s, rt_leg_state state) {
     }
     if (l->state == RT_LEG_QUEUED) r->queued_legs--;
     if (l->state == RT_LEG_WAITING) rt_heap_take(&r->queue, rt_seq_index(r, s));
-    if (l->state == RT_LEG_HELD || l->state == RT_LEG_GRANTED) rt_timer_set(r, rt_timer_seq(r, s), KVF_TIME_NEVER);
+    rt_timer_set(r, rt_timer_seq(r, s), KVF_TIME_NEVER);
+    l->unverified = false;
     l->state = state;
     counter = decode_counter(r, l, state);
     if (counter) (*counter)++;
@@ -85,6 +86,7 @@ void rt_leg_reserve(kvf_router *r, rt_seq *s, uint32_t node, uint32_t ship_min) 
     l->attempt = ++l->attempt_last;
     l->progress = l->shipped = l->ended_here = false;
     l->ship_min = ship_min;
+    l->outputs_base = l->n == 1 ? s->output_count : 0;
     /* A node that owes no answer is taken to have room; what is sent beside that waits for it. */
     bool first = r->nodes[node].reserving == 0;
     rt_leg_set_state(r, s, RT_LEG_NONE);
@@ -151,6 +153,42 @@ void rt_leg_decoding(kvf_router *r, rt_seq *s) {
     if (q->admitted) return;
     rt_leg_admitted(r, s);
     rt_request_admitted(r, q);
+}
+
+/* ---- silence ---- */
+
+/* What a node said while its session was down is lost, but for tokens: it may have handed the leg back. Asking is a
+ * Reserve of the next attempt: a node that goes on answers AlreadyStarted, one that does not begins again. */
+void rt_leg_verify(kvf_router *r, rt_seq *s, bool heard) {
+    rt_leg *l = &s->l;
+    if (l->state != RT_LEG_DECODING && l->state != RT_LEG_PREFILLING) return;
+    if (!heard || l->unverified)
+        rt_timer_set(r, rt_timer_seq(r, s), heard ? KVF_TIME_NEVER : rt_after(r->now, RT_PROBE_NS));
+    l->unverified = !heard;
+}
+
+static void probe(kvf_router *r, rt_seq *s) {
+    rt_leg *l = &s->l;
+    l->unverified = false;
+    if (l->state == RT_LEG_PREFILLING && !l->shipped) return; /* the prefill node will say */
+    uint32_t old = l->attempt;
+    bool progress = l->progress;
+    rt_leg_leave_prefill(r, s, true);
+    rt_leg_reserve(r, s, l->decode, l->ship_min);
+    l->old_attempt = old;
+    l->progress = progress;
+}
+
+void rt_leg_on_time(kvf_router *r, rt_seq *s) {
+    switch (s->l.state) {
+    case RT_LEG_HELD: rt_leg_wait(r, s); return;
+    case RT_LEG_GRANTED: rt_assign_prefill(r, s); return;
+    case RT_LEG_DECODING:
+    case RT_LEG_PREFILLING:
+        if (s->l.unverified && !rt_request_at(r, s)->finish_waits) probe(r, s);
+        return;
+    default: return;
+    }
 }
 
 /* ---- leaving ---- */

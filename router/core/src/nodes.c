@@ -263,6 +263,7 @@ static void resend(kvf_router *r, uint32_t node) {
         if (l->decode == node && (l->state == RT_LEG_RESERVING || l->state == RT_LEG_QUEUED)) l->reserve_due = true;
         if (l->prefill == node && l->state == RT_LEG_PREFILLING && !l->shipped) l->prefill_due = true;
         if (l->reserve_due || l->prefill_due) rt_leg_send(r, s);
+        if (l->decode == node) rt_leg_verify(r, s, false);
     }
 }
 

@@ -16,7 +16,7 @@ static void late(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
 static bool grant_sane(const kvf_router *r, const rt_seq *s, const kvf_nmsg *msg) {
     uint32_t count = msg->granted.missing_count;
     const rt_request *q = rt_request_at(r, s);
-    uint32_t tokens = q->prompt_count + (s->l.n == 1 ? s->output_count : 0);
+    uint32_t tokens = q->prompt_count + s->l.outputs_base;
     if (count > r->missing_max || msg->granted.cached_tokens > tokens) return false;
     uint32_t blocks = (uint32_t)kvf_div_up(tokens, KVF_KV_BLOCK_TOKENS);
     for (uint32_t i = 0; i < count; i++)
@@ -189,6 +189,14 @@ static void on_already_started(kvf_router *r, rt_seq *s, const kvf_nmsg *msg) {
     rt_leg *l = &s->l;
     if (!rt_answers_reserve(l) || msg->already_started.attempt >= l->attempt) return;
     l->old_attempt = msg->already_started.attempt;
+    const rt_request *q = rt_request_at(r, s);
+    const rt_seq *first = rt_seq_choice(r, q, l->choice_base);
+    if (!first->ended && msg->already_started.position > q->prompt_count + first->output_count) {
+        /* Its tokens came while it was not followed, and are gone: begin again from what we have. */
+        rt_leg_failed(r, s,
+            &(rt_failure){.blame = RT_NONE, .reason = KVF_ERR_STALE, .stage = "decode", .text = "tokens were lost"});
+        return;
+    }
     rt_leg_decoding(r, s);
 }
 
@@ -221,6 +229,7 @@ static void on_shipped(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *
     q->usage.exposed_ns = msg->shipped.exposed_ns;
     q->usage.cached_tokens = KVF_MAX(q->usage.cached_tokens, KVF_MIN(msg->shipped.cached_tokens, q->prompt_count));
     rt_pair_worked(r, node, l->decode);
+    if (l->state == RT_LEG_PREFILLING) rt_leg_verify(r, s, false); /* Started is due */
     rt_request_heard(r, q);
 }
 

@@ -117,8 +117,7 @@ static void timer_fired(kvf_router *r, uint32_t timer) {
     } else {
         rt_seq *s = &r->seqs[timer];
         KVF_ASSERT(s->request != RT_NONE);
-        if (s->l.state == RT_LEG_HELD) rt_leg_wait(r, s);
-        if (s->l.state == RT_LEG_GRANTED) rt_assign_prefill(r, s);
+        rt_leg_on_time(r, s);
     }
 }
 

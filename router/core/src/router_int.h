@@ -33,6 +33,8 @@
 #define RT_NONE UINT32_MAX
 #define RT_RETIRED_MAX 8
 #define RT_ADMIN_MAX 256
+#define RT_PROBE_NS                                                                                                    \
+    (500 * KVF_NS_PER_MS) /* how long a node that ought to be decoding may be silent before it is asked */
 #define RT_HOLD_NS (20 * KVF_NS_PER_MS) /* how soon a held leg is looked at again when no event wakes it */
 
 typedef enum {
@@ -55,12 +57,14 @@ typedef struct {
     uint32_t old_attempt; /* at the same decode node, replaced by `attempt` without an answer yet; 0: none */
     uint32_t failures; /* attempts that gave no new token */
     uint32_t handbacks; /* times in a row it was preempted without a new token */
+    uint32_t outputs_base; /* output tokens that were part of this attempt's work: said again, it is the same work */
     bool progress; /* this attempt gave a new token */
     bool retry; /* goes before others of its priority */
     bool local_only; /* no further try to ship it */
     uint32_t decode, prefill; /* nodes of this attempt, RT_NONE */
     bool decode_told,
         prefill_told; /* a message of this attempt has been sent there, and it has not said that it is over */
+    bool unverified; /* the decode node may have given it up without our hearing of it */
     bool shipped; /* the prefill node has said how the hand-off ended */
     bool ended_here; /* a choice was ended by the router: the node does not know */
     uint32_t ship_min; /* of this attempt */
@@ -218,6 +222,8 @@ void rt_leg_leave_prefill(kvf_router *r, rt_seq *s, bool finished);
 void rt_leg_leave(kvf_router *r, rt_seq *s, bool finished); /* both nodes; with Cancels where they are owed */
 void rt_leg_stop_decoding(kvf_router *r, rt_seq *s); /* all choices have ended, though the leg stays */
 void rt_leg_drop(kvf_router *r, rt_seq *s, bool finished); /* leave, and it is no more */
+void rt_leg_verify(kvf_router *r, rt_seq *s, bool heard); /* heard: it lives. Else: ask, should it stay silent */
+void rt_leg_on_time(kvf_router *r, rt_seq *s);
 void rt_leg_send(kvf_router *r, rt_seq *s);
 void rt_cancel_push(kvf_router *r, uint32_t node, kvf_request_id id, uint32_t attempt, bool finished);
 

@@ -364,7 +364,7 @@ static void on_reserve(sim *s, uint32_t node, const kvf_work *in) {
     if (w && (w->state == W_RUNNING || w->state == W_DONE)) {
         kvf_nmsg m = {.kind = KVF_N_ALREADY_STARTED, .request = in->request, .attempt = in->attempt};
         m.already_started.attempt = w->attempt;
-        m.already_started.position = in->tokens_count;
+        m.already_started.position = w->next[0];
         say(s, node, &m);
         return;
     }
@@ -450,7 +450,7 @@ static void on_hello(sim *s, uint32_t node, const kvf_rmsg *m) {
             tell(s, node, k->state, items, count);
             if (k->state == W_DONE && count) k->last_batch = n->batch;
         }
-        if (known) continue;
+        if (known || s->faults.rude) continue; /* rude: a node that does not say what it has forgotten */
         kvf_nmsg f = {.kind = KVF_N_FAILED, .request = l->request, .attempt = l->attempt};
         f.failed.reason = KVF_ERR_GONE;
         f.failed.stage = KVF_STAGE_DECODE;

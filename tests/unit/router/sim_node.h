@@ -15,7 +15,8 @@
 #define SIM_NAMES 512
 
 typedef struct {
-    uint32_t refuse, queue, preempt, fail, link, half_link, twice, drop_session, crash, never, gap; /* per 10,000 */
+    uint32_t refuse, queue, preempt, fail, link, half_link, twice, drop_session, crash, never, gap,
+        rude; /* per 10,000 */
 } sim_faults;
 
 typedef enum { W_FREE, W_QUEUED, W_GRANTED, W_RUNNING, W_COMPUTING, W_SHIPPING, W_DONE } sim_work_state;
