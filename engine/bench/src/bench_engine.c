@@ -166,7 +166,7 @@ static kvf_status run_all(bench *b, kvf_error *err) {
 }
 
 kvf_status kvf_bench_engine(const kvf_bench_engine_options *options, FILE *out, kvf_error *err) {
-    bench b = {.options = options, .out = out, .repetitions = options->repetitions ? options->repetitions : 3};
+    bench b = {.options = options, .out = out, .repetitions = options->repetitions ? options->repetitions : 5};
     b.threads = or_default(options->threads, (kvf_bench_list){1, {KVF_MIN(kvf_os_cpu_count(), 64u)}});
     b.prefill = or_default(options->prefill, (kvf_bench_list){1, {512}});
     b.batch = or_default(options->batch, (kvf_bench_list){3, {1, 4, 16}});

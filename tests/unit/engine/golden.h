@@ -7,6 +7,13 @@
 #define SAMPLE_MODEL KVF_SOURCE_DIR "/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 #define GOLDEN KVF_SOURCE_DIR "/tests/golden/"
 
+/* Sanitized kernels are some fifty times slower: long runs of the sample model say nothing new there. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
 uint32_t *golden_ids(const json_t *array, size_t *count); /* malloc'ed */
 float *golden_floats(const char *path, size_t *count); /* whole file, malloc'ed */
 json_t *golden_lines(const char *path); /* JSON lines as one array */

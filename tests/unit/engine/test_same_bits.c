@@ -127,6 +127,7 @@ static void sample_model(void **state) {
         print_message("skipped: %s is not there\n", SAMPLE_MODEL);
         skip();
     }
+    if (SANITIZED) skip();
     check_model(SAMPLE_MODEL, KVF_PRECISION_FAST, KVF_KV_F16, 60, 3);
     check_model(SAMPLE_MODEL, KVF_PRECISION_EXACT, KVF_KV_F32, 40, 2);
 }

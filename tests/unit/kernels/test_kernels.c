@@ -363,40 +363,36 @@ typedef struct {
     uint32_t position, tokens, group, kv_heads, head_dim;
 } attention_case;
 
+static double cell_value(const kvf_attention *a, const uint8_t *page, size_t index) {
+    float wide;
+    if (a->cell == KVF_CELL_F16) return (double)kvf_f16_to_f32(kvf_get_le16(page + index * 2));
+    memcpy(&wide, page + index * 4, 4);
+    return (double)wide;
+}
+
 /* Softmax attention of one row in double over the stored cells. */
 static void check_attention_row(const kvf_attention *a, uint32_t token, uint32_t head, const float *got) {
     const float *q = a->q + token * a->q_stride + head * a->head_dim;
     uint32_t seen = a->position + token + 1;
-    double *w = malloc(seen * sizeof *w), most = -INFINITY, sum = 0;
-    for (uint32_t pass = 0; pass < 2; pass++) {
-        for (uint32_t d = 0; pass && d < a->head_dim; d++) {
-            double v = 0;
-            for (uint32_t p = 0; p < seen; p++) {
-                size_t at = ((size_t)(a->kv_heads + a->kv_head) * 16 + p % 16) * a->head_dim + d;
-                const uint8_t *page = a->pages + a->blocks[p / 16] * a->page_bytes;
-                float cell;
-                memcpy(&cell, page + at * 4, 4);
-                v += w[p] * (double)(a->cell == KVF_CELL_F16 ? kvf_f16_to_f32(kvf_get_le16(page + at * 2)) : cell);
-            }
-            if (fabs(v / sum - (double)got[d]) > 1e-5) fail_msg("attention: %g, should be %g", (double)got[d], v / sum);
-        }
-        for (uint32_t p = 0; !pass && p < seen; p++) {
-            const uint8_t *page = a->pages + a->blocks[p / 16] * a->page_bytes;
-            double score = 0;
-            for (uint32_t d = 0; d < a->head_dim; d++) {
-                size_t at = ((size_t)a->kv_head * 16 + p % 16) * a->head_dim + d;
-                float cell;
-                if (a->cell == KVF_CELL_F16)
-                    cell = kvf_f16_to_f32(kvf_get_le16(page + at * 2));
-                else
-                    memcpy(&cell, page + at * 4, 4);
-                score += (double)q[d] * (double)cell;
-            }
-            w[p] = score * (double)a->scale;
-            most = fmax(most, w[p]);
-        }
-        for (uint32_t p = 0; !pass && p < seen; p++) sum += w[p] = exp(w[p] - most);
+    double *w = malloc(seen * sizeof *w), *v = calloc(a->head_dim, sizeof *v), most = -INFINITY, sum = 0;
+    for (uint32_t p = 0; p < seen; p++) {
+        const uint8_t *page = a->pages + a->blocks[p / 16] * a->page_bytes;
+        w[p] = 0;
+        for (uint32_t d = 0; d < a->head_dim; d++)
+            w[p] += (double)q[d] * cell_value(a, page, ((size_t)a->kv_head * 16 + p % 16) * a->head_dim + d);
+        w[p] *= (double)a->scale;
+        most = fmax(most, w[p]);
     }
+    for (uint32_t p = 0; p < seen; p++) {
+        const uint8_t *page = a->pages + a->blocks[p / 16] * a->page_bytes;
+        size_t at = ((size_t)(a->kv_heads + a->kv_head) * 16 + p % 16) * a->head_dim;
+        sum += w[p] = exp(w[p] - most);
+        for (uint32_t d = 0; d < a->head_dim; d++) v[d] += w[p] * cell_value(a, page, at + d);
+    }
+    for (uint32_t d = 0; d < a->head_dim; d++)
+        if (fabs(v[d] / sum - (double)got[d]) > 1e-5)
+            fail_msg("attention: %g, should be %g", (double)got[d], v[d] / sum);
+    free(v);
     free(w);
 }
 

@@ -22,7 +22,7 @@ typedef struct {
     kvf_bench_list prefill; /* prompt lengths; default 512 */
     kvf_bench_list batch; /* decoding sequences; default 1, 4, 16 */
     kvf_bench_list context; /* tokens before them; default 256 */
-    uint32_t repetitions; /* best of; default 3 */
+    uint32_t repetitions; /* best of; default 5 */
     bool no_prefill, no_decode;
     bool json;
 } kvf_bench_engine_options;
