@@ -82,7 +82,11 @@ static int ask(session *s) {
     int status = KVF_EXIT_OK;
     if (s->o->g.json) {
         ProtobufCMessage *answer = unary_answer(s, &r, &status);
-        if (answer) kvf_cmd_print_json(answer);
+        const Kvferry__V1__CompleteResponse *said = (const void *)answer;
+        if (said) kvf_cmd_print_json(answer);
+        if (said && said->n_completions)
+            history_add(&s->history, "assistant", (const char *)said->completions[0]->text.data,
+                said->completions[0]->text.len);
         kvf_rpc_message_free(answer);
         goto done;
     }

@@ -240,7 +240,8 @@ static bool all_connected(kvf_rpc_channel *channel, uint32_t nodes) {
     const Kvferry__V1__ClusterState *state = (const void *)m;
     uint32_t there = 0;
     for (size_t i = 0; i < state->n_nodes; i++)
-        there += state->nodes[i]->state == KVFERRY__V1__NODE_STATE__NODE_STATE_READY;
+        there += state->nodes[i]->role != KVFERRY__V1__ROLE__ROLE_ROUTER &&
+                 state->nodes[i]->state == KVFERRY__V1__NODE_STATE__NODE_STATE_READY;
     kvf_rpc_message_free(m);
     return there >= nodes;
 }

@@ -140,7 +140,7 @@ static int run(const kvf_command *command, const void *opts, const kvf_args *arg
         .output = o->output};
     char name[128] = "";
     bool shape = o->layers && o->kv_heads && o->head_dim;
-    if (o->model && !(shape && !kvf_args_given(command, args, "model"))) {
+    if (o->model && !shape) {
         kvf_error err;
         if (from_model(o, &in, name, sizeof name, &err) != KVF_OK) return kvf_cmd_failed(&err);
     } else if (!shape) {

@@ -83,7 +83,7 @@ static void draw(const view *v) {
     render(v, &style, &text);
     kvf_buf_puts(&out, "\033[H");
     for (char *at = text.text, *line; (line = strsep(&at, "\n"));)
-        if (at) kvf_buf_printf(&out, "%s\033[K\r\n", line); /* overwriting, not clearing, does not flicker */
+        if (at) kvf_buf_printf(&out, "%s\033[K\n", line); /* overwriting, not clearing, does not flicker */
     kvf_buf_puts(&out, "\033[J");
     fwrite(out.text, 1, out.len_bytes, stdout);
     fflush(stdout);

@@ -86,6 +86,7 @@ static void wait_and_restart(supervisor *s, uint32_t i, kvf_time_ns now) {
 
 static void begin_stage(supervisor *s, uint32_t stage) {
     s->stage = stage;
+    s->kill_ns = kvf_os_now_ns() + s->o->stop_limit_ns;
     for (uint32_t i = 0; i < s->o->count; i++) {
         slot *k = &s->slots[i];
         if (s->o->children[i].stage != stage) continue;
@@ -110,7 +111,6 @@ static void kill_all(supervisor *s) {
 static void begin_stop(supervisor *s) {
     if (s->stopping) return;
     s->stopping = true;
-    s->kill_ns = kvf_os_now_ns() + s->o->stop_limit_ns;
     begin_stage(s, 0);
 }
 

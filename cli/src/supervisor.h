@@ -27,7 +27,7 @@ typedef struct {
     kvf_child *children; /* borrowed; on_ready may change argv for later starts */
     uint32_t count;
     int ready_fd; /* where the front's ready line goes */
-    kvf_time_ns stop_limit_ns;
+    kvf_time_ns stop_limit_ns; /* of each stage */
     void (*on_ready)(void *self, uint32_t child, const char *line); /* each time a child says so; may be NULL */
     void *self;
 } kvf_supervisor_options;

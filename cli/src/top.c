@@ -6,6 +6,8 @@
 
 #define RESET "\033[0m"
 
+enum { LEFT = 8 + 1 + 8 + 9 + 4 + 1 + 4 + 1, NARROW = 66 }; /* columns before the rate of a node; below: no rates */
+
 static void push(double *history, uint32_t count, double v) {
     if (count == KVF_TOP_HISTORY) memmove(history, history + 1, (KVF_TOP_HISTORY - 1) * sizeof *history);
     history[KVF_MIN(count, (uint32_t)KVF_TOP_HISTORY - 1)] = v;
@@ -163,13 +165,14 @@ static void put_node(frame *f, const Kvferry__V1__NodeStatus *n, kvf_buf *line) 
     kvf_buf_printf(line, " %-8s%s%-9s%s%4u %4u ", kvf_cluster_role(n->role), state_colour(f, n->state),
         kvf_cluster_state(n->state), paint(f, RESET), n->running, n->waiting);
     double rate = n->role == KVFERRY__V1__ROLE__ROLE_PREFILL ? n->prefill_tokens_per_s : n->decode_tokens_per_s;
-    kvf_buf_printf(line, "%9s  ", kvf_units_count(rate, a));
+    bool narrow = f->style->columns < NARROW;
+    if (!narrow) kvf_buf_printf(line, "%9s  ", kvf_units_count(rate, a));
     if (b->total == 0) { /* a router keeps no blocks */
         put_line(f, line);
         return;
     }
-    uint32_t fixed = 8 + 1 + 8 + 9 + 4 + 1 + 4 + 1 + 9 + 2 + 2 + 6;
-    uint32_t width = f->style->columns > fixed + 10 ? KVF_MIN(f->style->columns - fixed, 60u) : 10;
+    uint32_t fixed = LEFT + 2 + 6 + (narrow ? 0 : 11); /* brackets, percentage, rate */
+    uint32_t width = f->style->columns > fixed + 4 ? KVF_MIN(f->style->columns - fixed, 60u) : 4;
     uint64_t held = b->pinned > b->filling ? b->pinned - b->filling : 0, taken = b->free + b->pinned;
     uint64_t cached = b->total > taken ? b->total - taken : 0, booked = KVF_MIN(b->booked, b->free);
     const kvf_top_part parts[] = {
@@ -220,8 +223,8 @@ void kvf_top_render(const kvf_top *t, const Kvferry__V1__ClusterState *state, co
     if (state) {
         put_rates(&f, t, &line);
         put_line(&f, &line);
-        kvf_buf_printf(&line, "%sNODE     ROLE    STATE     RUN WAIT  TOKENS/S  KV BLOCKS%s", paint(&f, "\033[2m"),
-            paint(&f, RESET));
+        kvf_buf_printf(&line, "%sNODE     ROLE    STATE     RUN WAIT %sKV BLOCKS%s", paint(&f, "\033[2m"),
+            style->columns < NARROW ? "" : " TOKENS/S  ", paint(&f, RESET));
         put_line(&f, &line);
         for (size_t i = 0; i < state->n_nodes; i++) put_node(&f, state->nodes[i], &line);
         kvf_buf_printf(&line, "%s%36s%s%s", paint(&f, "\033[2m"), "",
