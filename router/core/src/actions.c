@@ -9,7 +9,8 @@ static bool send(kvf_router *r, uint32_t node, kvf_router_action *a) {
 }
 
 static bool next_hello(kvf_router *r, kvf_router_action *a) {
-    for (uint32_t i = 0; i < r->config.nodes_max; i++) {
+    for (uint64_t due = r->nodes_due; due; due &= due - 1) {
+        uint32_t i = (uint32_t)__builtin_ctzll(due);
         rt_node *n = &r->nodes[i];
         if (!n->used || !n->up || !n->hello_due) continue;
         n->hello_due = false;
@@ -180,33 +181,39 @@ static bool next_admin(kvf_router *r, kvf_router_action *a) {
     return false;
 }
 
+static bool say_of_node(kvf_router *r, uint32_t i, kvf_router_action *a) {
+    rt_node *n = &r->nodes[i];
+    if (n->close_due) {
+        n->close_due = false;
+        *a = (kvf_router_action){.kind = KVF_ROUTER_CLOSE, .node = i};
+        return true;
+    }
+    if (!n->up) return false;
+    if (n->superseded_due) {
+        n->superseded_due = false;
+        n->close_due = true;
+        r->out = (kvf_rmsg){.kind = KVF_R_SUPERSEDED};
+        return send(r, i, a);
+    }
+    if (n->snapshot_due && n->welcomed) {
+        n->snapshot_due = false;
+        r->out = (kvf_rmsg){.kind = KVF_R_SNAPSHOT};
+        return send(r, i, a);
+    }
+    if (n->ack_due) {
+        n->ack_due = false;
+        r->out = (kvf_rmsg){.kind = KVF_R_ACK};
+        r->out.ack.number = n->ack_number;
+        return send(r, i, a);
+    }
+    return false;
+}
+
 static bool next_of_node(kvf_router *r, kvf_router_action *a) {
-    for (uint32_t i = 0; i < r->config.nodes_max; i++) {
-        rt_node *n = &r->nodes[i];
-        if (!n->used) continue;
-        if (n->close_due) {
-            n->close_due = false;
-            *a = (kvf_router_action){.kind = KVF_ROUTER_CLOSE, .node = i};
-            return true;
-        }
-        if (!n->up) continue;
-        if (n->superseded_due) {
-            n->superseded_due = false;
-            n->close_due = true;
-            r->out = (kvf_rmsg){.kind = KVF_R_SUPERSEDED};
-            return send(r, i, a);
-        }
-        if (n->snapshot_due && n->welcomed) {
-            n->snapshot_due = false;
-            r->out = (kvf_rmsg){.kind = KVF_R_SNAPSHOT};
-            return send(r, i, a);
-        }
-        if (n->ack_due) {
-            n->ack_due = false;
-            r->out = (kvf_rmsg){.kind = KVF_R_ACK};
-            r->out.ack.number = n->ack_number;
-            return send(r, i, a);
-        }
+    while (r->nodes_due) {
+        uint32_t i = (uint32_t)__builtin_ctzll(r->nodes_due);
+        if (r->nodes[i].used && say_of_node(r, i, a)) return true;
+        r->nodes_due &= r->nodes_due - 1;
     }
     return false;
 }

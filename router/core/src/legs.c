@@ -140,6 +140,7 @@ void rt_request_admitted(kvf_router *r, rt_request *q) {
 
 void rt_leg_decoding(kvf_router *r, rt_seq *s) {
     rt_leg *l = &s->l;
+    bool unverified = l->unverified && !l->old_attempt; /* its tokens may be old ones, said again after a reconnect */
     /* An attempt that was given up too early turns out to live: nothing is left of the one after it. */
     if (l->old_attempt) {
         l->attempt = l->old_attempt;
@@ -147,6 +148,7 @@ void rt_leg_decoding(kvf_router *r, rt_seq *s) {
         l->reserve_due = false;
     }
     rt_leg_set_state(r, s, RT_LEG_DECODING);
+    if (unverified) rt_leg_verify(r, s);
     r->pump_due = true;
     /* The answer of that attempt may never have come. */
     rt_request *q = rt_request_at(r, s);
@@ -158,17 +160,23 @@ void rt_leg_decoding(kvf_router *r, rt_seq *s) {
 /* ---- silence ---- */
 
 /* What a node said while its session was down is lost, but for tokens: it may have handed the leg back. Asking is a
- * Reserve of the next attempt: a node that goes on answers AlreadyStarted, one that does not begins again. */
-void rt_leg_verify(kvf_router *r, rt_seq *s, bool heard) {
+ * Reserve of the next attempt: a node that goes on answers AlreadyStarted, one that does not begins again. Tokens put
+ * the question off, but do not settle it: they may be old ones, said again. */
+void rt_leg_verify(kvf_router *r, rt_seq *s) {
     rt_leg *l = &s->l;
     if (l->state != RT_LEG_DECODING && l->state != RT_LEG_PREFILLING) return;
-    if (!heard || l->unverified)
-        rt_timer_set(r, rt_timer_seq(r, s), heard ? KVF_TIME_NEVER : rt_after(r->now, RT_PROBE_NS));
-    l->unverified = !heard;
+    l->unverified = true;
+    l->heard_ns = r->now;
+    rt_timer_set(r, rt_timer_seq(r, s), rt_after(r->now, RT_PROBE_NS));
 }
 
 static void probe(kvf_router *r, rt_seq *s) {
     rt_leg *l = &s->l;
+    kvf_time_ns due = rt_after(l->heard_ns, RT_PROBE_NS);
+    if (due > r->now) {
+        rt_timer_set(r, rt_timer_seq(r, s), due);
+        return;
+    }
     l->unverified = false;
     if (l->state == RT_LEG_PREFILLING && !l->shipped) return; /* the prefill node will say */
     uint32_t old = l->attempt;

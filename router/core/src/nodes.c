@@ -107,6 +107,7 @@ void kvf_router_on_session_up(kvf_router *r, kvf_time_ns now, uint32_t node) {
     KVF_ASSERT(node < r->config.nodes_max);
     rt_node *n = &r->nodes[node];
     if (!n->used) return;
+    r->nodes_due |= 1ull << node;
     n->up = n->hello_due = true;
     n->welcomed = n->bad = n->ack_due = n->close_due = n->superseded_due = n->snapshot_running = false;
     n->refused[0] = 0;
@@ -138,6 +139,7 @@ void rt_node_on_time(kvf_router *r, uint32_t node) {
     if (n->up && rt_after(n->heard_ns, r->config.status_timeout_ns) <= r->now) {
         session_down(r, node);
         n->close_due = true;
+        r->nodes_due |= 1ull << node;
     }
     if (!n->up && !n->lost && rt_after(n->down_ns, r->config.reconnect_grace_ns) <= r->now) {
         r->counters.nodes_lost++;
@@ -192,6 +194,7 @@ static void retire(rt_node *n, uint64_t epoch) {
 
 static void supersede(kvf_router *r, uint32_t node, const char *text) {
     r->nodes[node].superseded_due = r->nodes[node].up;
+    r->nodes_due |= 1ull << node;
     r->counters.superseded++;
     refuse_node(r, node, text);
 }
@@ -263,7 +266,7 @@ static void resend(kvf_router *r, uint32_t node) {
         if (l->decode == node && (l->state == RT_LEG_RESERVING || l->state == RT_LEG_QUEUED)) l->reserve_due = true;
         if (l->prefill == node && l->state == RT_LEG_PREFILLING && !l->shipped) l->prefill_due = true;
         if (l->reserve_due || l->prefill_due) rt_leg_send(r, s);
-        if (l->decode == node) rt_leg_verify(r, s, false);
+        if (l->decode == node) rt_leg_verify(r, s);
     }
 }
 

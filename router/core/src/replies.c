@@ -229,7 +229,7 @@ static void on_shipped(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *
     q->usage.exposed_ns = msg->shipped.exposed_ns;
     q->usage.cached_tokens = KVF_MAX(q->usage.cached_tokens, KVF_MIN(msg->shipped.cached_tokens, q->prompt_count));
     rt_pair_worked(r, node, l->decode);
-    if (l->state == RT_LEG_PREFILLING) rt_leg_verify(r, s, false); /* Started is due */
+    if (l->state == RT_LEG_PREFILLING) rt_leg_verify(r, s); /* Started is due */
     rt_request_heard(r, q);
 }
 

@@ -150,6 +150,7 @@ void kvf_router_on_msg(kvf_router *r, kvf_time_ns now, uint32_t node, const kvf_
     rt_node *n = &r->nodes[node];
     if (!n->used || !n->up) return;
     n->heard_ns = now;
+    r->nodes_due |= 1ull << node;
     if (msg->kind == KVF_N_WELCOME) {
         rt_node_on_welcome(r, node, msg);
         return;

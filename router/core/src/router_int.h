@@ -65,6 +65,7 @@ typedef struct {
     bool decode_told,
         prefill_told; /* a message of this attempt has been sent there, and it has not said that it is over */
     bool unverified; /* the decode node may have given it up without our hearing of it */
+    kvf_time_ns heard_ns; /* last token while unverified */
     bool shipped; /* the prefill node has said how the hand-off ended */
     bool ended_here; /* a choice was ended by the router: the node does not know */
     uint32_t ship_min; /* of this attempt */
@@ -183,6 +184,7 @@ struct kvf_router {
     uint32_t queued_legs; /* QUEUED */
     uint32_t rotate; /* ties go round */
     bool pump_due;
+    uint64_t nodes_due; /* bit per node that may have a message or a close to give: looked at, then cleared */
     const kvf_nmsg *batch; /* message whose items are being told */
     uint32_t batch_node, batch_at;
     kvf_live *live;
@@ -222,7 +224,7 @@ void rt_leg_leave_prefill(kvf_router *r, rt_seq *s, bool finished);
 void rt_leg_leave(kvf_router *r, rt_seq *s, bool finished); /* both nodes; with Cancels where they are owed */
 void rt_leg_stop_decoding(kvf_router *r, rt_seq *s); /* all choices have ended, though the leg stays */
 void rt_leg_drop(kvf_router *r, rt_seq *s, bool finished); /* leave, and it is no more */
-void rt_leg_verify(kvf_router *r, rt_seq *s, bool heard); /* heard: it lives. Else: ask, should it stay silent */
+void rt_leg_verify(kvf_router *r, rt_seq *s); /* asks its decode node, should that stay silent */
 void rt_leg_on_time(kvf_router *r, rt_seq *s);
 void rt_leg_send(kvf_router *r, rt_seq *s);
 void rt_cancel_push(kvf_router *r, uint32_t node, kvf_request_id id, uint32_t attempt, bool finished);

@@ -114,7 +114,7 @@ static bool token_item(kvf_router *r, const kvf_token_item *item, kvf_router_act
         rt_leg_decoding(r, leg);
         if (leg->l.prefill != RT_NONE) rt_pair_worked(r, leg->l.prefill, leg->l.decode);
     }
-    if (leg->l.unverified && r->batch_node == leg->l.decode) rt_leg_verify(r, leg, true);
+    leg->l.heard_ns = r->now;
     uint32_t next = q->prompt_count + s->output_count;
     if (item->position > next || logprobs_left_out(r, leg)) {
         gap(r, leg, r->batch_node);

@@ -556,6 +556,81 @@ static void already_started(void **state) {
     bench_close(&b);
 }
 
+static void already_started_too_far(void **state) {
+    (void)state;
+    bench b;
+    two_nodes(&b);
+    bench_action reserve, prefill;
+    to_prefill(&b, 40, 1, &reserve, &prefill);
+    bench_failed(&b, P, &reserve.m.reserve, KVF_STAGE_TRANSFER, true);
+    bench_forget(&b);
+    kvf_nmsg m = {.kind = KVF_N_ALREADY_STARTED, .request = reserve.m.reserve.request, .attempt = 2};
+    m.already_started.attempt = 1;
+    m.already_started.position = 43; /* and none of its tokens has come: they will not come again */
+    bench_say(&b, D, &m);
+    assert_int_equal(bench_count_sent(&b, D, KVF_R_CANCEL), 2);
+    bench_at(&b, b.now + 25 * MS); /* the pair is tried again */
+    assert_int_equal(bench_one(&b, KVF_R_RESERVE)->m.reserve.attempt, 3);
+    bench_close(&b);
+}
+
+/* What is said again after a reconnect is the same work, whatever has been accepted meanwhile. */
+static void said_again(void **state) {
+    (void)state;
+    bench b;
+    two_nodes(&b);
+    bench_action reserve, prefill;
+    to_prefill(&b, 40, 1, &reserve, &prefill);
+    bench_token(&b, P, &reserve.m.reserve, 0, 40, 7, KVF_END_NONE);
+    bench_forget(&b);
+    bench_down(&b, P);
+    bench_up(&b, P);
+    bench_welcome(&b, P, "n0", KVF_ROLE_PREFILL, 100, "f32");
+    assert_int_equal(bench_one(&b, KVF_R_HELLO)->live[0].next_position, 41);
+    const bench_action *again = bench_one(&b, KVF_R_PREFILL);
+    assert_int_equal(again->m.prefill.work.attempt, 1);
+    assert_int_equal(again->tokens_count, 40);
+    assert_int_equal(again->m.prefill.to.missing_count, 2);
+    bench_close(&b);
+}
+
+/* A node may have handed a request back while its session was down; tokens that it says again prove nothing. */
+static void silent_after_reconnect(void **state) {
+    (void)state;
+    for (int lives = 0; lives < 2; lives++) {
+        bench b;
+        two_nodes(&b);
+        bench_submit(&b, 40, 20, KVF_ROUTER_NEVER);
+        bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+        bench_local(&b, D, &reserve.m);
+        bench_token(&b, D, &reserve.m.reserve, 0, 40, 7, KVF_END_NONE);
+        bench_forget(&b);
+        bench_down(&b, D);
+        bench_up(&b, D);
+        bench_welcome(&b, D, "n1", KVF_ROLE_DECODE, 101, "f32");
+        bench_token(&b, D, &reserve.m.reserve, 0, 40, 7, KVF_END_NONE);
+        bench_token(&b, D, &reserve.m.reserve, 0, 41, 8, KVF_END_NONE);
+        bench_at(&b, b.now + RT_PROBE_NS);
+        const bench_action *ask = bench_one(&b, KVF_R_RESERVE);
+        assert_int_equal(ask->m.reserve.attempt, 2);
+        assert_int_equal(ask->tokens_count, 42);
+        bench_action asked = *ask;
+        const kvf_work *w = &reserve.m.reserve;
+        if (lives) {
+            kvf_nmsg m = {.kind = KVF_N_ALREADY_STARTED, .request = asked.m.reserve.request, .attempt = 2};
+            m.already_started.attempt = 1;
+            m.already_started.position = 42;
+            bench_say(&b, D, &m);
+        } else {
+            w = &asked.m.reserve;
+            bench_local(&b, D, &asked.m);
+        }
+        bench_token(&b, D, w, 0, 42, 9, KVF_END_EOS);
+        assert_int_equal(finished(&b)->completion_tokens, 3);
+        bench_close(&b);
+    }
+}
+
 static void choices_split(void **state) {
     (void)state;
     bench b;
@@ -607,6 +682,7 @@ int main(void) {
         cmocka_unit_test(cancelled), cmocka_unit_test(deadline), cmocka_unit_test(goes_on_with_tokens),
         cmocka_unit_test(gives_up), cmocka_unit_test(refused_for_good), cmocka_unit_test(refused_for_now),
         cmocka_unit_test(queued_moves), cmocka_unit_test(handed_back), cmocka_unit_test(link_fails),
-        cmocka_unit_test(already_started), cmocka_unit_test(choices_split)};
+        cmocka_unit_test(already_started), cmocka_unit_test(already_started_too_far), cmocka_unit_test(said_again),
+        cmocka_unit_test(silent_after_reconnect), cmocka_unit_test(choices_split)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
