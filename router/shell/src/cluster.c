@@ -80,7 +80,7 @@ struct watcher {
     kvf_router_shell *shell;
     kvf_rpc_call *call; /* our reference */
     struct event *timer;
-    struct timeval interval;
+    kvf_time_ns interval_ns, due_ns;
     watcher *next, **link;
 };
 
@@ -102,14 +102,21 @@ static bool show(watcher *w) {
     return status != KVF_ERR_GONE;
 }
 
+/* Looks once a second whether its client is still there, however rarely that wants to be told. */
 static void on_watch(evutil_socket_t fd, short what, void *self) {
     (void)fd;
     (void)what;
     watcher *w = self;
-    if (show(w))
-        evtimer_add(w->timer, &w->interval);
-    else
+    kvf_time_ns now = kvf_os_now_ns();
+    bool due = now >= w->due_ns;
+    if (kvf_rpc_call_gone(w->call) || (due && !show(w))) {
         watcher_free(w);
+        return;
+    }
+    if (due) w->due_ns = now + w->interval_ns;
+    kvf_time_ns wait = KVF_MIN(w->due_ns - now, (kvf_time_ns)KVF_NS_PER_S);
+    struct timeval tv = {.tv_sec = (time_t)(wait / KVF_NS_PER_S), .tv_usec = (suseconds_t)(wait % KVF_NS_PER_S / 1000)};
+    evtimer_add(w->timer, &tv);
 }
 
 static void run_watch(admin_call *a) {
@@ -130,7 +137,7 @@ static void run_watch(admin_call *a) {
     }
     w->shell = s;
     w->call = kvf_rpc_call_ref(a->call);
-    w->interval = (struct timeval){.tv_sec = (time_t)(ms / 1000), .tv_usec = (suseconds_t)(ms % 1000 * 1000)};
+    w->interval_ns = ms * KVF_NS_PER_MS;
     w->next = s->watchers;
     w->link = &s->watchers;
     if (w->next) w->next->link = &w->next;
