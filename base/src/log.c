@@ -70,8 +70,8 @@ static void write_stderr(kvf_log_level level, const char *component, const char 
     if (isatty(STDERR_FILENO)) {
         bool colour = getenv("NO_COLOR") == NULL;
         n = snprintf(line, sizeof line, "%s%s.%03ld %-5s %-9s %s%s%s%s\n", colour ? colours[level] : "", stamp + 11,
-            ts.tv_nsec / 1000000, level_names[level], component, log_node[0] ? log_node : "", log_node[0] ? ": " : "", message,
-            colour ? "\033[0m" : "");
+            ts.tv_nsec / 1000000, level_names[level], component, log_node[0] ? log_node : "", log_node[0] ? ": " : "",
+            message, colour ? "\033[0m" : "");
     } else {
         json_escape(escaped, sizeof escaped, message);
         n = snprintf(line, sizeof line,

@@ -1,5 +1,5 @@
-/* An engine whose cache can be checked: the value kept for a position is a hash chain over all tokens up to it, so a sequence that reads
- * a page of another request, a stale one or one that never came sees a wrong value. */
+/* An engine whose cache can be checked: the value kept for a position is a hash chain over all tokens up to it, so a
+ * sequence that reads a page of another request, a stale one or one that never came sees a wrong value. */
 #include "sim.h"
 
 uint64_t sim_chain(uint64_t before, uint32_t token) { return kvf_rng_mix(before ^ ((uint64_t)token + 0x1234567)); }
@@ -23,8 +23,8 @@ static void check_and_write(sim *s, sim_node *n, const kvf_step_run *run, uint32
             *slot = kept(chain, layer);
         else if (*slot != kept(chain, layer))
             sim_fail(s, "I4: node %s step %llu reads a wrong page: position %u layer %u block %u of a run at %u+%u",
-                n->config.info.node, (unsigned long long)n->step.id, p, layer, run->blocks[p / KVF_KV_BLOCK_TOKENS], run->position,
-                run->count);
+                n->config.info.node, (unsigned long long)n->step.id, p, layer, run->blocks[p / KVF_KV_BLOCK_TOKENS],
+                run->position, run->count);
         s->checked_positions++;
     }
 }

@@ -1,7 +1,9 @@
 #include "sim.h"
 #include <stdlib.h>
 
-static bool before(const event *a, const event *b) { return a->at != b->at ? a->at < b->at : a->sequence < b->sequence; }
+static bool before(const event *a, const event *b) {
+    return a->at != b->at ? a->at < b->at : a->sequence < b->sequence;
+}
 
 event *sim_push(sim *s, kvf_time_ns at, ev_kind kind, uint32_t node, uint32_t index) {
     if (s->heap_count == s->heap_max) {

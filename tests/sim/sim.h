@@ -1,10 +1,11 @@
-/* A whole cluster on one event heap: the shipped cores of router and nodes, a network with delays and faults, engines whose page contents
- * are a function of the tokens before them. One seed decides everything; the same seed gives the same trace hash on every machine.
+/* A whole cluster on one event heap: the shipped cores of router and nodes, a network with delays and faults, engines
+ * whose page contents are a function of the tokens before them. One seed decides everything; the same seed gives the
+ * same trace hash on every machine.
  *
- * What is checked: after every event every node's audit (I1-I3, I6); at every engine step, that each position a sequence attends to holds
- * exactly the value of its own tokens (I4: no page of another request, none that is not committed); at every token a client is given,
- * that it is the undisturbed one, gap-free (I5); at the end, that every request has ended, nothing is pinned, booked or in use (I6), and
- * that the directory equals the nodes' truth (I8).
+ * What is checked: after every event every node's audit (I1-I3, I6); at every engine step, that each position a
+ * sequence attends to holds exactly the value of its own tokens (I4: no page of another request, none that is not
+ * committed); at every token a client is given, that it is the undisturbed one, gap-free (I5); at the end, that every
+ * request has ended, nothing is pinned, booked or in use (I6), and that the directory equals the nodes' truth (I8).
  *
  * Not modelled: the kernel, gRPC, real time, threads, the bytes of frames (tests/unit/kvtransfer does those). */
 #ifndef KVF_SIM_H
@@ -24,7 +25,7 @@
 typedef enum {
     EV_SUBMIT,
     EV_CANCEL,
-    EV_TO_NODE,   /* a router's message arrives */
+    EV_TO_NODE, /* a router's message arrives */
     EV_TO_ROUTER, /* a node's message arrives */
     EV_SESSION_DOWN,
     EV_SESSION_UP,
@@ -47,9 +48,9 @@ typedef struct {
     kvf_time_ns at;
     uint64_t sequence;
     ev_kind kind;
-    uint32_t node;        /* whom it concerns */
+    uint32_t node; /* whom it concerns */
     uint32_t incarnation; /* of that node (or of the session) when it was made; an older one is dropped */
-    uint32_t index;       /* request, link, layer ... */
+    uint32_t index; /* request, link, layer ... */
     uint64_t number;
     void *payload; /* freed with the event */
 } event;
@@ -94,7 +95,7 @@ typedef struct {
     bool submitted, admitted, over, cancelled, failed;
     kvf_status fail_status;
     kvf_request_id id;
-    uint32_t got[KVF_CHOICES_MAX];    /* tokens given to the client */
+    uint32_t got[KVF_CHOICES_MAX]; /* tokens given to the client */
     bool choice_over[KVF_CHOICES_MAX];
     uint32_t stop_at[KVF_CHOICES_MAX]; /* a stop string matches with this many tokens; 0: never */
     uint32_t out[KVF_CHOICES_MAX][SIM_CONTEXT];

@@ -13,8 +13,8 @@ const char *sim_failure(void) { return failure; }
 
 void sim_fail(sim *s, const char *fmt, ...) {
     va_list ap;
-    int n = snprintf(failure, sizeof failure, "seed %llu at %.6f ms, event %llu: ", (unsigned long long)s->seed, (double)s->now / 1e6,
-        (unsigned long long)s->events);
+    int n = snprintf(failure, sizeof failure, "seed %llu at %.6f ms, event %llu: ", (unsigned long long)s->seed,
+        (double)s->now / 1e6, (unsigned long long)s->events);
     va_start(ap, fmt);
     vsnprintf(failure + n, sizeof failure - (size_t)n, fmt, ap);
     va_end(ap);
@@ -39,13 +39,29 @@ static void note(sim *s, uint64_t what) { s->trace_hash = kvf_rng_mix(s->trace_h
 /* ------------------------------------------------------------------ nodes */
 
 static void node_config(sim *s, uint32_t i, kvf_node_config *c) {
-    *c = (kvf_node_config){.blocks = 24 + (uint32_t)below(s, 60), .layers = SIM_LAYERS, .page_bytes = SIM_PAGE_BYTES,
-        .context_max = SIM_CONTEXT, .requests_max = 32, .sequences_max = 24, .step_sequences_max = 2 + (uint32_t)below(s, 10),
-        .step_tokens_max = 96, .chunk_tokens = 64, .chunk_tokens_mixed = 16 + 16 * (uint32_t)below(s, 3),
-        .queue_max = 2 + (uint32_t)below(s, 12), .sessions_max = 4, .outbox_max = 256, .links_max = 64, .sampling_bytes_max = 64,
-        .expected_output = 4 + (uint32_t)below(s, 30), .events_max = 256, .grant_ttl_ns = 300 * KVF_NS_PER_MS,
-        .hold_ttl_ns = 300 * KVF_NS_PER_MS, .router_grace_ns = 500 * KVF_NS_PER_MS, .queue_ttl_ns = 2 * KVF_NS_PER_S,
-        .cancel_memory_ns = KVF_NS_PER_S, .status_interval_ns = 20 * KVF_NS_PER_MS};
+    *c = (kvf_node_config){.blocks = 24 + (uint32_t)below(s, 60),
+        .layers = SIM_LAYERS,
+        .page_bytes = SIM_PAGE_BYTES,
+        .context_max = SIM_CONTEXT,
+        .requests_max = 32,
+        .sequences_max = 24,
+        .step_sequences_max = 2 + (uint32_t)below(s, 10),
+        .step_tokens_max = 96,
+        .chunk_tokens = 64,
+        .chunk_tokens_mixed = 16 + 16 * (uint32_t)below(s, 3),
+        .queue_max = 2 + (uint32_t)below(s, 12),
+        .sessions_max = 4,
+        .outbox_max = 256,
+        .links_max = 64,
+        .sampling_bytes_max = 64,
+        .expected_output = 4 + (uint32_t)below(s, 30),
+        .events_max = 256,
+        .grant_ttl_ns = 300 * KVF_NS_PER_MS,
+        .hold_ttl_ns = 300 * KVF_NS_PER_MS,
+        .router_grace_ns = 500 * KVF_NS_PER_MS,
+        .queue_ttl_ns = 2 * KVF_NS_PER_S,
+        .cancel_memory_ns = KVF_NS_PER_S,
+        .status_interval_ns = 20 * KVF_NS_PER_MS};
     bool prefill = i < s->prefill_nodes;
     snprintf(c->info.node, sizeof c->info.node, "%c%u", prefill ? 'p' : 'd', prefill ? i : i - s->prefill_nodes);
     c->info.role = prefill ? KVF_ROLE_PREFILL : KVF_ROLE_DECODE;
@@ -104,37 +120,42 @@ static kvf_request_id id_of_rmsg(const kvf_rmsg *m) {
 }
 
 static void to_node(sim *s, uint32_t i, const kvf_rmsg *m) {
-    static const char *const names[] = {"?", "Hello", "Reserve", "Prefill", "Cancel", "Ack", "Drain", "Undrain", "SetRole", "Flush",
-        "Audit", "Blocks", "Snapshot", "Superseded"};
+    static const char *const names[] = {"?", "Hello", "Reserve", "Prefill", "Cancel", "Ack", "Drain", "Undrain",
+        "SetRole", "Flush", "Audit", "Blocks", "Snapshot", "Superseded"};
     sim_node *n = &s->node[i];
     if (!n->session_up) return;
-    if (m->kind != KVF_R_ACK) TRACE(s, "r0 -> %s %s req %" PRIu64, n->config.info.node, names[m->kind], id_of_rmsg(m).counter);
+    if (m->kind != KVF_R_ACK)
+        TRACE(s, "r0 -> %s %s req %" PRIu64, n->config.info.node, names[m->kind], id_of_rmsg(m).counter);
     event *e = sim_push(s, in_order(s, &n->to_node_last, 300), EV_TO_NODE, i, 0);
     e->incarnation = n->session;
     e->payload = sim_clone_rmsg(m);
 }
 
 static void to_router(sim *s, uint32_t i, const kvf_nmsg *m) {
-    static const char *const names[] = {"?", "Welcome", "Granted", "Local", "Queued", "Refused", "Stale", "AlreadyStarted", "Tokens",
-        "Started", "Shipped", "Failed", "Preempted", "PromptLogprobs", "Status", "Events", "Snapshot", "Audit", "Blocks", "Flushed"};
+    static const char *const names[] = {"?", "Welcome", "Granted", "Local", "Queued", "Refused", "Stale",
+        "AlreadyStarted", "Tokens", "Started", "Shipped", "Failed", "Preempted", "PromptLogprobs", "Status", "Events",
+        "Snapshot", "Audit", "Blocks", "Flushed"};
     sim_node *n = &s->node[i];
     if (!n->session_up) return;
     if (m->kind == KVF_N_TOKENS)
         for (uint32_t k = 0; k < m->tokens.count; k++)
             TRACE(s, "%s -> r0 token req %" PRIu64 ".%u choice %u position %u end %d", n->config.info.node,
-                m->tokens.items[k].request.counter, m->tokens.items[k].attempt, m->tokens.items[k].index, m->tokens.items[k].position,
-                (int)m->tokens.items[k].end);
+                m->tokens.items[k].request.counter, m->tokens.items[k].attempt, m->tokens.items[k].index,
+                m->tokens.items[k].position, (int)m->tokens.items[k].end);
     else if (m->kind != KVF_N_STATUS && m->kind != KVF_N_EVENTS)
-        TRACE(s, "%s -> r0 %s req %" PRIu64 ".%u %s", n->config.info.node, names[m->kind], m->request.counter, m->attempt,
-            m->kind == KVF_N_FAILED ? m->failed.text : m->kind == KVF_N_REFUSED ? m->refused.text : "");
+        TRACE(s, "%s -> r0 %s req %" PRIu64 ".%u %s", n->config.info.node, names[m->kind], m->request.counter,
+            m->attempt,
+            m->kind == KVF_N_FAILED    ? m->failed.text
+            : m->kind == KVF_N_REFUSED ? m->refused.text
+                                       : "");
     event *e = sim_push(s, in_order(s, &n->to_router_last, 300), EV_TO_ROUTER, i, 0);
     e->incarnation = n->session;
     e->payload = sim_clone_nmsg(m);
 }
 
 static bool link_alive(const sim *s, const sim_link *l) {
-    return l->up && s->node[l->from].alive && s->node[l->to].alive && s->node[l->from].incarnation == l->from_incarnation &&
-           s->node[l->to].incarnation == l->to_incarnation;
+    return l->up && s->node[l->from].alive && s->node[l->to].alive &&
+           s->node[l->from].incarnation == l->from_incarnation && s->node[l->to].incarnation == l->to_incarnation;
 }
 
 static void link_cut(sim *s, uint32_t index) {
@@ -158,8 +179,11 @@ static void node_connects(sim *s, uint32_t from, const kvf_node_act *a) {
     kvf_node_on_calling(s->node[from].core, a->connect.peer, a->connect.peer_epoch, index);
     sim_node *t = &s->node[to];
     bool reached = t->alive && t->config.info.epoch == a->connect.peer_epoch;
-    s->link[index] = (sim_link){.from = from, .to = to, .from_incarnation = s->node[from].incarnation,
-        .to_incarnation = t->incarnation, .up = reached};
+    s->link[index] = (sim_link){.from = from,
+        .to = to,
+        .from_incarnation = s->node[from].incarnation,
+        .to_incarnation = t->incarnation,
+        .up = reached};
     kvf_time_ns at = s->now + us(50 + below(s, 2000));
     event *e = sim_push(s, at, reached ? EV_LINK_UP : EV_LINK_DOWN, from, index);
     e->incarnation = s->node[from].incarnation;
@@ -254,22 +278,25 @@ static sim_request *client_of(sim *s, uint64_t client) {
 static void client_token(sim *s, sim_request *q, const kvf_router_action *a) {
     uint32_t c = a->token.choice, got = q->got[c];
     if (q->over) sim_fail(s, "I5: request %td gets a token after its end", q - s->request);
-    if (q->choice_over[c]) sim_fail(s, "I5: request %td choice %u gets a token after the choice ended", q - s->request, c);
+    if (q->choice_over[c])
+        sim_fail(s, "I5: request %td choice %u gets a token after the choice ended", q - s->request, c);
     if (a->token.position != q->prompt_count + got)
-        sim_fail(s, "I5: request %td choice %u: token at %u, expected %u", q - s->request, c, a->token.position, q->prompt_count + got);
+        sim_fail(s, "I5: request %td choice %u: token at %u, expected %u", q - s->request, c, a->token.position,
+            q->prompt_count + got);
     uint32_t known[SIM_CONTEXT];
     memcpy(known, q->tokens, sizeof *known * q->prompt_count);
     memcpy(known + q->prompt_count, q->out[c], sizeof *known * got);
     bool eos;
     uint32_t want = sim_next_token(known, q->prompt_count + got, c, &eos);
     if (a->token.token != want)
-        sim_fail(s, "request %td choice %u position %u: token %u, undisturbed %u", q - s->request, c, a->token.position, a->token.token,
-            want);
+        sim_fail(s, "request %td choice %u position %u: token %u, undisturbed %u", q - s->request, c, a->token.position,
+            a->token.token, want);
     q->out[c][q->got[c]++] = want;
     s->tokens++;
     kvf_end end = eos ? KVF_END_EOS : q->got[c] == q->output_max ? KVF_END_LENGTH : KVF_END_NONE;
     if (a->token.end != end)
-        sim_fail(s, "request %td choice %u: end %d at %u tokens, expected %d", q - s->request, c, a->token.end, q->got[c], end);
+        sim_fail(s, "request %td choice %u: end %d at %u tokens, expected %d", q - s->request, c, a->token.end,
+            q->got[c], end);
     q->choice_over[c] = end != KVF_END_NONE;
     if (!q->choice_over[c] && q->stop_at[c] == q->got[c]) {
         q->choice_over[c] = true;
@@ -300,7 +327,9 @@ static void client_failed(sim *s, sim_request *q, const kvf_refusal *why) {
         s->failed++;
     TRACE(s, "request %td failed: %s: %s", q - s->request, kvf_status_name(why->status), why->text);
     bool excused = q->cancelled || why->status == KVF_ERR_DEADLINE || s->faults || why->status == KVF_AGAIN;
-    if (!excused) sim_fail(s, "request %td failed without a fault: %s: %s", q - s->request, kvf_status_name(why->status), why->text);
+    if (!excused)
+        sim_fail(
+            s, "request %td failed without a fault: %s: %s", q - s->request, kvf_status_name(why->status), why->text);
 }
 
 static void drain_router(sim *s) {
@@ -414,7 +443,8 @@ static void on_link(sim *s, event *e) {
         uint8_t nonce[16];
         memcpy(nonce, nonce_base, sizeof nonce);
         kvf_put_le32(nonce + 4, e->index);
-        kvf_node_on_link_up(n->core, s->now, e->index, peer->config.info.node, peer->config.info.epoch, nonce, outgoing);
+        kvf_node_on_link_up(
+            n->core, s->now, e->index, peer->config.info.node, peer->config.info.epoch, nonce, outgoing);
     } else {
         kvf_node_on_link_down(n->core, s->now, e->index, peer->config.info.node, KVF_ERR_PEER_LOST, "cut");
     }
@@ -423,8 +453,16 @@ static void on_link(sim *s, event *e) {
 static void submit(sim *s, uint32_t i) {
     sim_request *q = &s->request[i];
     kvf_refusal refusal;
-    kvf_router_request r = {.tokens = q->tokens, .tokens_count = q->prompt_count, .n = q->n, .output_max = q->output_max,
-        .output_max_given = true, .priority = q->priority, .deadline_ns = q->deadline, .salt = {q->salt, 0}, .mode = q->mode, .client = i};
+    kvf_router_request r = {.tokens = q->tokens,
+        .tokens_count = q->prompt_count,
+        .n = q->n,
+        .output_max = q->output_max,
+        .output_max_given = true,
+        .priority = q->priority,
+        .deadline_ns = q->deadline,
+        .salt = {q->salt, 0},
+        .mode = q->mode,
+        .client = i};
     q->submitted = true;
     if (kvf_router_submit(s->router, s->now, &r, &q->id, &refusal) != KVF_OK) client_failed(s, q, &refusal);
 }
@@ -567,7 +605,8 @@ static void make_world(sim *s) {
     s->router = kvf_router_init(s->router_memory, &c);
     s->router_timer_at = KVF_TIME_NEVER;
     for (uint32_t i = 0; i < s->nodes; i++) {
-        KVF_ASSERT(kvf_router_add_node(s->router, s->now, i, s->node[i].config.info.node, s->node[i].config.info.role) == KVF_OK);
+        KVF_ASSERT(kvf_router_add_node(
+                       s->router, s->now, i, s->node[i].config.info.node, s->node[i].config.info.role) == KVF_OK);
         node_start(s, i);
     }
 }
@@ -599,16 +638,16 @@ static void check_end(sim *s) {
     if (s->over < s->requests)
         for (uint32_t i = 0; i < s->requests; i++)
             if (!s->request[i].over)
-                sim_fail(s, "request %u of %u has not ended (admitted %d, got %u of %u tokens)", i, s->requests, s->request[i].admitted,
-                    s->request[i].got[0], s->request[i].output_max);
+                sim_fail(s, "request %u of %u has not ended (admitted %d, got %u of %u tokens)", i, s->requests,
+                    s->request[i].admitted, s->request[i].got[0], s->request[i].output_max);
     run_until(s, s->now + 3 * KVF_NS_PER_S, false); /* leases, statuses, late frames */
     for (uint32_t i = 0; i < s->nodes; i++) {
         kvf_kv_counts kv;
         kvf_rx_counts rx;
         kvf_node_get_counts(s->node[i].core, &kv, &rx);
         if (kv.pinned || kv.in_use || kv.booked || kv.free + kv.evictable != kv.total)
-            sim_fail(s, "I6: node %s at the end: %u pinned, %u in use, %u booked, %u free + %u cached of %u", s->node[i].config.info.node,
-                kv.pinned, kv.in_use, kv.booked, kv.free, kv.evictable, kv.total);
+            sim_fail(s, "I6: node %s at the end: %u pinned, %u in use, %u booked, %u free + %u cached of %u",
+                s->node[i].config.info.node, kv.pinned, kv.in_use, kv.booked, kv.free, kv.evictable, kv.total);
         if (kvf_router_audit(s->router, s->now, i, 1) == KVF_OK) s->audits_asked++;
     }
     drain_router(s);

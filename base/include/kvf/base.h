@@ -23,7 +23,7 @@ extern "C" {
  * largest thing that is lost: the call (-1..), the transfer (-20..), the peer (-40..), the process (-60..). */
 #define KVF_STATUS_LIST(X)                                                                                             \
     X(KVF_OK, 0, "ok")                                                                                                 \
-    X(KVF_AGAIN, 1, "no room now, try again when something has drained")                                              \
+    X(KVF_AGAIN, 1, "no room now, try again when something has drained")                                               \
     X(KVF_ERR_INVALID, -1, "invalid argument")                                                                         \
     X(KVF_ERR_NOT_FOUND, -2, "not found")                                                                              \
     X(KVF_ERR_UNSUPPORTED, -3, "not supported")                                                                        \

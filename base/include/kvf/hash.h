@@ -1,5 +1,5 @@
-/* kvf/hash.h - the hashes we rely on, each by a library: XXH3 for names and lookups, CRC32C for pages, SHA-256 and HMAC for
- * identities and proofs. */
+/* kvf/hash.h - the hashes we rely on, each by a library: XXH3 for names and lookups, CRC32C for pages, SHA-256 and HMAC
+ * for identities and proofs. */
 #ifndef KVF_HASH_H
 #define KVF_HASH_H
 #include "kvf/base.h"
@@ -12,8 +12,8 @@ typedef struct {
 } kvf_hash128;
 static inline bool kvf_hash128_equal(kvf_hash128 a, kvf_hash128 b) { return a.lo == b.lo && a.hi == b.hi; }
 
-/* XXH3-128 seeded with `seed`. Same value on every machine. Not collision-proof against an adversary: whoever believes a
- * match compares contents too. */
+/* XXH3-128 seeded with `seed`. Same value on every machine. Not collision-proof against an adversary: whoever believes
+ * a match compares contents too. */
 kvf_hash128 kvf_hash128_of(const void *data, size_t len_bytes, uint64_t seed);
 uint64_t kvf_hash64_of(const void *data, size_t len_bytes, uint64_t seed);
 

@@ -1,7 +1,8 @@
 /* kvf/rng.h - counter-based random numbers: value = f(seed, stream, counter), no state.
- * The same (seed, choice, position) gives the same number on every machine, in any order, after any failure; that is what
- * lets a request go on elsewhere with the same tokens. Mixing: two rounds of the 64-bit finaliser of MurmurHash3/SplitMix64
- * (Steele et al., "Fast splittable pseudorandom number generators", 2014) over a keyed counter. Not for secrets. */
+ * The same (seed, choice, position) gives the same number on every machine, in any order, after any failure; that is
+ * what lets a request go on elsewhere with the same tokens. Mixing: two rounds of the 64-bit finaliser of
+ * MurmurHash3/SplitMix64 (Steele et al., "Fast splittable pseudorandom number generators", 2014) over a keyed counter.
+ * Not for secrets. */
 #ifndef KVF_RNG_H
 #define KVF_RNG_H
 #include <stdint.h>

@@ -1,5 +1,5 @@
-/* A mutex and a ring: contention is a few messages per engine step, so nothing cleverer pays. The descriptor is written on
- * every change from empty to not empty, and drained by the taker when it finds the ring empty. */
+/* A mutex and a ring: contention is a few messages per engine step, so nothing cleverer pays. The descriptor is written
+ * on every change from empty to not empty, and drained by the taker when it finds the ring empty. */
 #include "kvf/os.h"
 #include <errno.h>
 #include <pthread.h>

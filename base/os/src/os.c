@@ -72,7 +72,8 @@ uint64_t kvf_os_host_id(void) {
     if (!read_small_file("/proc/sys/kernel/random/boot_id", text, 64)) gethostname(text, 64);
     size_t n = strlen(text);
     /* Abstract Unix sockets live in the network namespace: without it in common, memory can't be handed over. */
-    if (stat("/proc/self/ns/net", &st) == 0) snprintf(text + n, sizeof text - n, "/%llu", (unsigned long long)st.st_ino);
+    if (stat("/proc/self/ns/net", &st) == 0)
+        snprintf(text + n, sizeof text - n, "/%llu", (unsigned long long)st.st_ino);
     return kvf_hash64_of(text, strlen(text), 0);
 }
 

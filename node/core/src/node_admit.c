@@ -17,8 +17,8 @@ static const char *work_problem(const kvf_node *n, const kvf_work *w, char text[
     if (w->n > 1 && w->tokens_count != w->prompt_count) return "n";
     if (w->output_max == 0) return "output_max";
     if ((uint64_t)w->prompt_count + w->output_max > c->context_max) {
-        snprintf(text, KVF_TEXT_MAX, "prompt of %u plus %u output tokens exceeds the context of %u", w->prompt_count, w->output_max,
-            c->context_max);
+        snprintf(text, KVF_TEXT_MAX, "prompt of %u plus %u output tokens exceeds the context of %u", w->prompt_count,
+            w->output_max, c->context_max);
         return "output_max";
     }
     if (w->tokens_count - w->prompt_count >= w->output_max) return "tokens";
@@ -32,7 +32,8 @@ static const char *work_problem(const kvf_node *n, const kvf_work *w, char text[
     return NULL;
 }
 
-/* Blocks of all choices together once every one of them has `length` tokens: the full blocks of the known tokens are shared. */
+/* Blocks of all choices together once every one of them has `length` tokens: the full blocks of the known tokens are
+ * shared. */
 static uint64_t blocks_of_choices(uint32_t n, uint32_t known, uint64_t length) {
     uint32_t each = blocks_for(length);
     return each + (uint64_t)(n - 1) * (each - known / KVF_KV_BLOCK_TOKENS);
@@ -169,7 +170,8 @@ static uint32_t queue_length(const kvf_node *n) {
     return count;
 }
 
-/* A head that does not fit must not freeze the queue, and must not starve behind smaller ones: it may be overtaken BYPASS_MAX times. */
+/* A head that does not fit must not freeze the queue, and must not starve behind smaller ones: it may be overtaken
+ * BYPASS_MAX times. */
 void node_admit_queued(kvf_node *n) {
     if (n->queued == 0) return;
     node_req *blocked = NULL;
@@ -266,14 +268,16 @@ static bool refuse_at_door(kvf_node *n, uint32_t session, const kvf_work *w) {
 
 static void refuse_too_big(kvf_node *n, uint32_t session, const kvf_work *w, node_req *r) {
     char text[KVF_TEXT_MAX];
-    snprintf(text, sizeof text, "prompt of %u and %u output tokens for %u choices need more than the whole pool of %u blocks",
-        w->prompt_count, w->output_max, w->n, n->config.blocks);
+    snprintf(text, sizeof text,
+        "prompt of %u and %u output tokens for %u choices need more than the whole pool of %u blocks", w->prompt_count,
+        w->output_max, w->n, n->config.blocks);
     node_release(n, r);
     node_refuse(n, session, w, KVF_ERR_NO_ROOM, "output_max", text, 0);
 }
 
 void node_on_reserve(kvf_node *n, uint32_t session, const kvf_work *w) {
-    if (node_was_cancelled(n, w->request, w->attempt) || known_reserve(n, session, w) || refuse_at_door(n, session, w)) return;
+    if (node_was_cancelled(n, w->request, w->attempt) || known_reserve(n, session, w) || refuse_at_door(n, session, w))
+        return;
     node_req *r = node_req_new(n, session, w, LEG_RESERVE);
     if (!r) {
         node_refuse(n, session, w, KVF_AGAIN, "requests", "all request or sequence slots are taken", RETRY_SOON_NS);

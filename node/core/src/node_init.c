@@ -3,22 +3,37 @@
 
 #define TOMBSTONES 1024
 
-static kvf_kv_config kv_config(const kvf_node_config *c) { return (kvf_kv_config){.blocks = c->blocks, .events_max = c->events_max}; }
+static kvf_kv_config kv_config(const kvf_node_config *c) {
+    return (kvf_kv_config){.blocks = c->blocks, .events_max = c->events_max};
+}
 
-static uint32_t blocks_per_seq(const kvf_node_config *c) { return (uint32_t)kvf_div_up(c->context_max, KVF_KV_BLOCK_TOKENS) + 1; }
+static uint32_t blocks_per_seq(const kvf_node_config *c) {
+    return (uint32_t)kvf_div_up(c->context_max, KVF_KV_BLOCK_TOKENS) + 1;
+}
 
 static kvf_rx_config rx_config(const kvf_node_config *c) {
-    return (kvf_rx_config){.grants_max = c->requests_max, .blocks_max = blocks_per_seq(c), .layers = c->layers,
-        .page_bytes = c->page_bytes, .epoch = c->info.epoch, .grant_ttl_ns = c->grant_ttl_ns, .tombstones_max = TOMBSTONES};
+    return (kvf_rx_config){.grants_max = c->requests_max,
+        .blocks_max = blocks_per_seq(c),
+        .layers = c->layers,
+        .page_bytes = c->page_bytes,
+        .epoch = c->info.epoch,
+        .grant_ttl_ns = c->grant_ttl_ns,
+        .tombstones_max = TOMBSTONES};
 }
 
 static kvf_tx_config tx_config(const kvf_node_config *c) {
-    return (kvf_tx_config){.handoffs_max = c->requests_max, .blocks_max = blocks_per_seq(c), .layers = c->layers,
-        .page_bytes = c->page_bytes, .inflight_max = 256, .hold_ttl_ns = c->hold_ttl_ns};
+    return (kvf_tx_config){.handoffs_max = c->requests_max,
+        .blocks_max = blocks_per_seq(c),
+        .layers = c->layers,
+        .page_bytes = c->page_bytes,
+        .inflight_max = 256,
+        .hold_ttl_ns = c->hold_ttl_ns};
 }
 
 /* One event can at most answer every request and every session; snapshots and reports come in parts. */
-static uint32_t acts_max(const kvf_node_config *c) { return 4 * c->requests_max + 64 * c->sessions_max + c->blocks / 1024 + 64; }
+static uint32_t acts_max(const kvf_node_config *c) {
+    return 4 * c->requests_max + 64 * c->sessions_max + c->blocks / 1024 + 64;
+}
 
 static size_t scratch_bytes(const kvf_node_config *c) {
     size_t tokens = (size_t)c->sessions_max * c->outbox_max * sizeof(kvf_token_item);

@@ -7,8 +7,9 @@
 #include "kvf/prefill_plan.h"
 
 #define NONE UINT32_MAX
-#define SCORE_ROWS_MAX 16 /* rows of logits a scoring run may ask for in one step: bounds the engine's logits memory */
-#define BYPASS_MAX 16     /* reservations that may overtake a queue head that does not fit */
+#define SCORE_ROWS_MAX 16 /* rows of logits a scoring run may ask for in one step: bounds the engine's logits memory   \
+                           */
+#define BYPASS_MAX 16 /* reservations that may overtake a queue head that does not fit */
 
 typedef enum { REQ_FREE, REQ_QUEUED, REQ_GRANTED, REQ_COMPUTE, REQ_DECODE, REQ_SHIP } req_state;
 typedef enum { LEG_RESERVE, LEG_PREFILL } req_leg;
@@ -18,17 +19,17 @@ typedef struct {
     seq_state state;
     uint32_t req;
     uint32_t choice;
-    uint32_t count;        /* tokens known */
-    uint32_t computed;     /* positions whose K and V are in pages */
+    uint32_t count; /* tokens known */
+    uint32_t computed; /* positions whose K and V are in pages */
     uint32_t blocks_count; /* blocks held (each with a pin of ours) */
     uint32_t sealed_count; /* leading blocks that are SEALED */
-    uint32_t emitted;      /* tokens made in this attempt */
+    uint32_t emitted; /* tokens made in this attempt */
     uint64_t last_step;
     uint32_t last_place; /* at the last pick, see decode_plan.h */
     bool in_step;
-    uint32_t *tokens;    /* [context_max] */
+    uint32_t *tokens; /* [context_max] */
     kvf_block_id *block; /* [blocks_per_seq] */
-    uint32_t *physical;  /* the same as the engine wants them */
+    uint32_t *physical; /* the same as the engine wants them */
 } node_seq;
 
 typedef struct {
@@ -46,12 +47,12 @@ typedef struct {
     kvf_time_ns accepted_at, computing_at, computed_at;
     kvf_hash128 root;
     uint32_t ship_min, prompt_logprobs;
-    uint32_t booked;  /* units of room that are ours and not spent */
-    uint32_t cached;  /* tokens found in the cache */
+    uint32_t booked; /* units of room that are ours and not spent */
+    uint32_t cached; /* tokens found in the cache */
     uint32_t seq[KVF_CHOICES_MAX];
-    uint32_t live;     /* choices that have not ended */
-    bool in_queue;     /* counted in n->queued */
-    bool ending;       /* release when the running step is done */
+    uint32_t live; /* choices that have not ended */
+    bool in_queue; /* counted in n->queued */
+    bool ending; /* release when the running step is done */
     uint32_t bypassed; /* times a younger reservation was admitted before this one */
     uint32_t sampling_bytes;
     uint8_t *sampling; /* [sampling_bytes_max] */
@@ -81,7 +82,7 @@ typedef struct {
 
 typedef struct {
     kvf_token_item item; /* sample.data points at sample */
-    uint64_t batch;      /* 0: not sent yet */
+    uint64_t batch; /* 0: not sent yet */
     uint8_t sample[KVF_SAMPLE_BYTES_MAX];
 } out_item;
 
@@ -135,7 +136,7 @@ struct kvf_node {
     uint32_t runs_count;
     kvf_step_copy *copies;
     uint32_t copies_count, copies_max;
-    uint32_t step_copies;      /* the first so many belong to the running step; later ones wait for the next */
+    uint32_t step_copies; /* the first so many belong to the running step; later ones wait for the next */
     kvf_block_id *copy_blocks; /* targets, in use until the step is done */
     uint32_t step_prefill, step_decode;
 
@@ -147,9 +148,9 @@ struct kvf_node {
     kvf_decode_holder *holders;
     uint32_t *decode_picks;
     uint32_t *index_scratch; /* [max(requests_max, sequences_max)] */
-    uint32_t *emit_planned;  /* [sessions_max]: tokens that the step being planned may emit */
-    uint32_t *missing;       /* [blocks_per_seq] */
-    kvf_block_id *hits;      /* [blocks_per_seq] */
+    uint32_t *emit_planned; /* [sessions_max]: tokens that the step being planned may emit */
+    uint32_t *missing; /* [blocks_per_seq] */
+    kvf_block_id *hits; /* [blocks_per_seq] */
 
     /* actions waiting to be drained, and the bytes they point at (reset when all are out) */
     kvf_node_act *acts;
@@ -166,11 +167,12 @@ kvf_node_act *node_act(kvf_node *n, kvf_node_act_kind kind);
 void *node_scratch(kvf_node *n, size_t len_bytes);
 kvf_nmsg *node_msg(kvf_node *n, uint32_t session, kvf_n_kind kind); /* NULL: that session is down */
 kvf_nmsg *node_msg_req(kvf_node *n, const node_req *r, kvf_n_kind kind);
-void node_fail(kvf_node *n, node_req *r, kvf_stage stage, kvf_status reason, const char *peer, bool retryable, const char *text);
-void node_refuse(kvf_node *n, uint32_t session, const kvf_work *w, kvf_status reason, const char *field, const char *text,
-    kvf_time_ns retry_after);
-void node_emit_token(kvf_node *n, node_req *r, uint32_t choice, uint32_t position, uint32_t token, kvf_end end, bool repeated,
-    kvf_span sample);
+void node_fail(
+    kvf_node *n, node_req *r, kvf_stage stage, kvf_status reason, const char *peer, bool retryable, const char *text);
+void node_refuse(kvf_node *n, uint32_t session, const kvf_work *w, kvf_status reason, const char *field,
+    const char *text, kvf_time_ns retry_after);
+void node_emit_token(kvf_node *n, node_req *r, uint32_t choice, uint32_t position, uint32_t token, kvf_end end,
+    bool repeated, kvf_span sample);
 void node_flush_tokens(kvf_node *n); /* one TOKENS per session that has unsent items */
 void node_resend_tokens(kvf_node *n, uint32_t session);
 void node_ack_tokens(kvf_node *n, uint32_t session, uint64_t number);
@@ -182,7 +184,8 @@ void node_send_status(kvf_node *n, uint32_t session);
 /* node_req.c: records */
 node_req *node_find(kvf_node *n, kvf_request_id id, req_leg leg);
 uint32_t node_req_index(const kvf_node *n, const node_req *r);
-node_req *node_req_new(kvf_node *n, uint32_t session, const kvf_work *w, req_leg leg); /* NULL: no slot; sequences taken */
+node_req *node_req_new(
+    kvf_node *n, uint32_t session, const kvf_work *w, req_leg leg); /* NULL: no slot; sequences taken */
 void node_release(kvf_node *n, node_req *r); /* gives everything back; waits for the running step where it must */
 bool node_in_step(const kvf_node *n, const node_req *r);
 node_seq *node_first_seq(kvf_node *n, const node_req *r);
@@ -201,7 +204,8 @@ void node_admit_queued(kvf_node *n);
 void node_on_rx(kvf_node *n, const kvf_rx_act *a); /* COMMITTED, LOST */
 void node_on_tx_end(kvf_node *n, const kvf_tx_act *a);
 void node_start_shipping(kvf_node *n, node_req *r, const kvf_ship_to *to);
-void node_ship_first(kvf_node *n, node_req *r, const kvf_step_sample *samples, uint32_t count); /* the prompt is computed */
+void node_ship_first(
+    kvf_node *n, node_req *r, const kvf_step_sample *samples, uint32_t count); /* the prompt is computed */
 void node_tell_layers(kvf_node *n); /* final pages of the running step, layers below step_layer */
 
 /* node_step.c */

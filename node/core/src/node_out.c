@@ -40,8 +40,10 @@ kvf_nmsg *node_msg_req(kvf_node *n, const node_req *r, kvf_n_kind kind) {
     return m;
 }
 
-/* The router of a failed leg retries it elsewhere; a session that is down learns from Hello that the request is not here. */
-void node_fail(kvf_node *n, node_req *r, kvf_stage stage, kvf_status reason, const char *peer, bool retryable, const char *text) {
+/* The router of a failed leg retries it elsewhere; a session that is down learns from Hello that the request is not
+ * here. */
+void node_fail(
+    kvf_node *n, node_req *r, kvf_stage stage, kvf_status reason, const char *peer, bool retryable, const char *text) {
     kvf_nmsg *m = node_msg_req(n, r, KVF_N_FAILED);
     if (m) {
         m->failed.stage = stage;
@@ -53,8 +55,8 @@ void node_fail(kvf_node *n, node_req *r, kvf_stage stage, kvf_status reason, con
     node_release(n, r);
 }
 
-void node_refuse(kvf_node *n, uint32_t session, const kvf_work *w, kvf_status reason, const char *field, const char *text,
-    kvf_time_ns retry_after) {
+void node_refuse(kvf_node *n, uint32_t session, const kvf_work *w, kvf_status reason, const char *field,
+    const char *text, kvf_time_ns retry_after) {
     kvf_nmsg *m = node_msg(n, session, KVF_N_REFUSED);
     if (!m) return;
     m->request = w->request;
@@ -92,7 +94,9 @@ static bool next_from_tx(kvf_node *n, bool (*room)(void *, kvf_link_id), void *s
     kvf_tx_act ta;
     while (kvf_tx_next(n->tx, room, self, &ta)) {
         switch (ta.kind) {
-        case KVF_TX_FRAME: *act = (kvf_node_act){.kind = KVF_NODE_FRAME, .link = ta.link, .frame = ta.frame}; return true;
+        case KVF_TX_FRAME:
+            *act = (kvf_node_act){.kind = KVF_NODE_FRAME, .link = ta.link, .frame = ta.frame};
+            return true;
         case KVF_TX_PAGE:
             *act = (kvf_node_act){.kind = KVF_NODE_PAGE, .link = ta.link};
             act->page.header = ta.header;
@@ -107,8 +111,8 @@ static bool next_from_tx(kvf_node *n, bool (*room)(void *, kvf_link_id), void *s
     return false;
 }
 
-/* Transfers come first: what they report may free room, start sequences and make messages. Planning comes last, so that a step sees
- * everything that has happened. */
+/* Transfers come first: what they report may free room, start sequences and make messages. Planning comes last, so that
+ * a step sees everything that has happened. */
 bool kvf_node_next(kvf_node *n, bool (*link_has_room)(void *self, kvf_link_id link), void *self, kvf_node_act *act) {
     if (next_from_rx(n, act) || next_from_tx(n, link_has_room, self, act)) return true;
     if (pop_act(n, act)) return true;
@@ -135,16 +139,22 @@ bool node_outbox_full(const kvf_node *n, uint32_t session, uint32_t items) {
     return n->sessions[session].out_count + items > n->config.outbox_max;
 }
 
-void node_emit_token(kvf_node *n, node_req *r, uint32_t choice, uint32_t position, uint32_t token, kvf_end end, bool repeated,
-    kvf_span sample) {
+void node_emit_token(kvf_node *n, node_req *r, uint32_t choice, uint32_t position, uint32_t token, kvf_end end,
+    bool repeated, kvf_span sample) {
     node_session *s = &n->sessions[r->session];
     KVF_ASSERT(s->out_count < n->config.outbox_max); /* planning holds back a session whose outbox could overflow */
     KVF_ASSERT(sample.len_bytes <= KVF_SAMPLE_BYTES_MAX);
     out_item *o = out_at(n, r->session, s->out_count++);
     o->batch = 0;
     if (sample.len_bytes) memcpy(o->sample, sample.data, sample.len_bytes);
-    o->item = (kvf_token_item){.request = r->id, .attempt = r->attempt, .index = choice, .position = position, .token = token,
-        .end = end, .repeated = repeated, .sample = {o->sample, sample.len_bytes}};
+    o->item = (kvf_token_item){.request = r->id,
+        .attempt = r->attempt,
+        .index = choice,
+        .position = position,
+        .token = token,
+        .end = end,
+        .repeated = repeated,
+        .sample = {o->sample, sample.len_bytes}};
 }
 
 static void flush_session(kvf_node *n, uint32_t session) {

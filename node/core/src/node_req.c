@@ -42,8 +42,8 @@ static kvf_hash128 root_of(const kvf_node *n, const kvf_work *w) {
     uint8_t salt[16];
     kvf_put_le64(salt, w->salt.lo);
     kvf_put_le64(salt + 8, w->salt.hi);
-    return kvf_kv_root((kvf_span){id->weights_hash, sizeof id->weights_hash}, (kvf_span){id->numerics, strlen(id->numerics)},
-        (kvf_span){salt, salted ? sizeof salt : 0});
+    return kvf_kv_root((kvf_span){id->weights_hash, sizeof id->weights_hash},
+        (kvf_span){id->numerics, strlen(id->numerics)}, (kvf_span){salt, salted ? sizeof salt : 0});
 }
 
 node_req *node_req_new(kvf_node *n, uint32_t session, const kvf_work *w, req_leg leg) {
@@ -53,11 +53,25 @@ node_req *node_req_new(kvf_node *n, uint32_t session, const kvf_work *w, req_leg
     uint8_t *sampling = r->sampling;
     uint32_t seq[KVF_CHOICES_MAX];
     memcpy(seq, r->seq, sizeof seq);
-    *r = (node_req){.leg = leg, .session = session, .arrival = ++n->arrivals, .id = w->request, .attempt = w->attempt,
-        .prompt_count = w->prompt_count, .tokens_count = w->tokens_count, .n = w->n, .choice_base = w->choice_base,
-        .output_max = w->output_max, .output_max_given = w->output_max_given, .priority = w->priority, .accepted_at = n->now,
-        .ship_min = w->ship_min, .prompt_logprobs = w->prompt_logprobs, .sampling = sampling,
-        .sampling_bytes = (uint32_t)w->sampling.len_bytes, .live = w->n, .link_slot = NONE};
+    *r = (node_req){.leg = leg,
+        .session = session,
+        .arrival = ++n->arrivals,
+        .id = w->request,
+        .attempt = w->attempt,
+        .prompt_count = w->prompt_count,
+        .tokens_count = w->tokens_count,
+        .n = w->n,
+        .choice_base = w->choice_base,
+        .output_max = w->output_max,
+        .output_max_given = w->output_max_given,
+        .priority = w->priority,
+        .accepted_at = n->now,
+        .ship_min = w->ship_min,
+        .prompt_logprobs = w->prompt_logprobs,
+        .sampling = sampling,
+        .sampling_bytes = (uint32_t)w->sampling.len_bytes,
+        .live = w->n,
+        .link_slot = NONE};
     memcpy(r->seq, seq, sizeof seq);
     if (w->sampling.len_bytes) memcpy(r->sampling, w->sampling.data, w->sampling.len_bytes);
     r->deadline = w->time_left_ns >= KVF_TIME_NEVER - n->now ? KVF_TIME_NEVER : n->now + w->time_left_ns;
@@ -130,8 +144,8 @@ void node_seal(kvf_node *n, node_req *r, node_seq *s) {
     while (s->sealed_count < full) {
         uint32_t at = s->sealed_count;
         kvf_block_id now_block;
-        kvf_kv_seal(n->kv, s->block[at], r->root, at ? s->block[at - 1] : KVF_BLOCK_NONE, s->tokens + at * KVF_KV_BLOCK_TOKENS,
-            &now_block); /* KVF_AGAIN only means that the block stays private */
+        kvf_kv_seal(n->kv, s->block[at], r->root, at ? s->block[at - 1] : KVF_BLOCK_NONE,
+            s->tokens + at * KVF_KV_BLOCK_TOKENS, &now_block); /* KVF_AGAIN only means that the block stays private */
         if (!kvf_block_id_equal(now_block, s->block[at])) {
             node_seq_set_block(s, at, now_block);
             if (r->tx_active) kvf_tx_set_block(n->tx, r->tx, at, now_block);
@@ -150,7 +164,8 @@ void node_note_cancel(kvf_node *n, kvf_request_id id, uint32_t attempt) {
 bool node_was_cancelled(const kvf_node *n, kvf_request_id id, uint32_t attempt) {
     for (uint32_t i = 0; i < CANCEL_NOTES; i++) {
         const cancel_note *c = &n->cancels[i];
-        if (c->until > n->now && kvf_request_id_equal(c->id, id) && (c->attempt == 0 || attempt <= c->attempt)) return true;
+        if (c->until > n->now && kvf_request_id_equal(c->id, id) && (c->attempt == 0 || attempt <= c->attempt))
+            return true;
     }
     return false;
 }

@@ -107,8 +107,8 @@ static void on_audit(kvf_node *n, uint32_t session, uint64_t query) {
     m->audit.at_rest = c.pinned == 0 && c.in_use == 0 && c.booked == 0;
     kvf_node_get_stats(n, &m->audit.stats);
     if (m->audit.clean) return;
-    snprintf(m->audit.invariant, sizeof m->audit.invariant, "%.*s", (int)KVF_MIN(strcspn(err.message, ":"), sizeof m->audit.invariant - 1),
-        err.message);
+    snprintf(m->audit.invariant, sizeof m->audit.invariant, "%.*s",
+        (int)KVF_MIN(strcspn(err.message, ":"), sizeof m->audit.invariant - 1), err.message);
     snprintf(m->audit.detail, sizeof m->audit.detail, "%.*s", (int)sizeof m->audit.detail - 1, err.message);
 }
 
@@ -150,8 +150,14 @@ static void on_blocks(kvf_node *n, uint32_t session, const kvf_rmsg *q) {
             break;
         }
         kvf_block_report *b = &out[count];
-        *b = (kvf_block_report){.block = i, .generation = info.id.generation, .state = (uint32_t)info.state, .pins = info.pins,
-            .uses = info.uses, .tokens = info.tokens, .indexed = info.indexed, .name = info.name};
+        *b = (kvf_block_report){.block = i,
+            .generation = info.id.generation,
+            .state = (uint32_t)info.state,
+            .pins = info.pins,
+            .uses = info.uses,
+            .tokens = info.tokens,
+            .indexed = info.indexed,
+            .name = info.name};
         if (info.pins) add_holders(n, b);
         if (q->blocks.request.counter == 0 || held_by(b, q->blocks.request)) count++;
     }
@@ -215,7 +221,8 @@ static void hand_over(kvf_node *n, node_req *r) {
         node_release(n, r);
         return;
     }
-    node_fail(n, r, r->leg == LEG_PREFILL ? KVF_STAGE_PREFILL : KVF_STAGE_RESERVE, KVF_AGAIN, "", true, "the node is draining");
+    node_fail(n, r, r->leg == LEG_PREFILL ? KVF_STAGE_PREFILL : KVF_STAGE_RESERVE, KVF_AGAIN, "", true,
+        "the node is draining");
 }
 
 static void sweep_request(kvf_node *n, node_req *r) {
@@ -229,7 +236,8 @@ static void sweep_request(kvf_node *n, node_req *r) {
     }
 }
 
-/* A router whose session is up keeps its reservations alive; a grant that waits for a prefill queue must not expire meanwhile. */
+/* A router whose session is up keeps its reservations alive; a grant that waits for a prefill queue must not expire
+ * meanwhile. */
 static void renew_grants(kvf_node *n) {
     for (uint32_t i = 0; i < n->config.requests_max; i++) {
         const node_req *r = &n->reqs[i];
@@ -283,16 +291,18 @@ bool kvf_node_idle(const kvf_node *n) {
 /* I2, I6: every pin has a holder here, every booked unit an owner. */
 static kvf_status audit_requests(const kvf_node *n, kvf_error *err) {
     uint64_t booked = 0;
-    for (uint32_t i = 0; i < n->config.requests_max; i++) booked += n->reqs[i].state != REQ_FREE ? n->reqs[i].booked : 0;
+    for (uint32_t i = 0; i < n->config.requests_max; i++)
+        booked += n->reqs[i].state != REQ_FREE ? n->reqs[i].booked : 0;
     kvf_kv_counts c;
     kvf_kv_count(n->kv, &c);
     if (booked < c.booked)
-        return kvf_fail(err, KVF_ERR_INTERNAL, "I6 booked room without owner: pool says %u, requests hold %llu", c.booked,
-            (unsigned long long)booked);
+        return kvf_fail(err, KVF_ERR_INTERNAL, "I6 booked room without owner: pool says %u, requests hold %llu",
+            c.booked, (unsigned long long)booked);
     for (uint32_t i = 0; i < n->config.sequences_max; i++) {
         const node_seq *s = &n->seqs[i];
         if (s->state == SEQ_FREE) continue;
-        if (n->reqs[s->req].state == REQ_FREE) return kvf_fail(err, KVF_ERR_INTERNAL, "I5 sequence %u: its request is gone", i);
+        if (n->reqs[s->req].state == REQ_FREE)
+            return kvf_fail(err, KVF_ERR_INTERNAL, "I5 sequence %u: its request is gone", i);
         for (uint32_t b = 0; b < s->blocks_count; b++) {
             kvf_block_info info;
             kvf_kv_block_at(n->kv, s->physical[b], &info);

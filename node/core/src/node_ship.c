@@ -30,8 +30,11 @@ static bool decode_first(const kvf_node *n, const node_req *r, kvf_span payload,
     for (uint32_t i = 0; i < r->n; i++) {
         if (payload.len_bytes - at < 16) return false;
         uint32_t sample_bytes = kvf_get_le32(p + at + 12), end = kvf_get_le32(p + at + 8);
-        out[i] = (kvf_step_sample){.choice = kvf_get_le32(p + at), .token = kvf_get_le32(p + at + 4), .end = (kvf_end)end};
-        if (out[i].choice != r->choice_base + i || out[i].token >= n->config.info.identity.vocab || end > KVF_END_LENGTH) return false;
+        out[i] =
+            (kvf_step_sample){.choice = kvf_get_le32(p + at), .token = kvf_get_le32(p + at + 4), .end = (kvf_end)end};
+        if (out[i].choice != r->choice_base + i || out[i].token >= n->config.info.identity.vocab ||
+            end > KVF_END_LENGTH)
+            return false;
         if (sample_bytes > KVF_SAMPLE_BYTES_MAX || payload.len_bytes - at - 16 < sample_bytes) return false;
         out[i].sample = (kvf_span){p + at + 16, sample_bytes};
         at += 16 + sample_bytes;
@@ -97,8 +100,8 @@ void node_on_rx(kvf_node *n, const kvf_rx_act *a) {
     r->grant = 0;
     r->booked -= a->blocks_spent;
     if (a->reason == KVF_ERR_CANCELLED) {
-        /* The sender gave it up and has told the router why (a request that is over at its first token, a failure): saying Failed
-         * here could overtake that token on its own connection. */
+        /* The sender gave it up and has told the router why (a request that is over at its first token, a failure):
+         * saying Failed here could overtake that token on its own connection. */
         node_release(n, r);
         return;
     }
@@ -139,7 +142,8 @@ static uint32_t call_peer(kvf_node *n, const kvf_ship_to *to) {
 void node_start_shipping(kvf_node *n, node_req *r, const kvf_ship_to *to) {
     node_seq *s = node_first_seq(n, r);
     snprintf(r->peer, sizeof r->peer, "%s", to->node);
-    if (kvf_tx_start(n->tx, n->now, r->id, r->attempt, to->grant, to->secret, to->missing, to->missing_count, &r->tx) != KVF_OK) {
+    if (kvf_tx_start(n->tx, n->now, r->id, r->attempt, to->grant, to->secret, to->missing, to->missing_count, &r->tx) !=
+        KVF_OK) {
         node_fail(n, r, KVF_STAGE_TRANSFER, KVF_AGAIN, "", true, "no free hand-off");
         return;
     }
@@ -161,8 +165,8 @@ void node_ship_first(kvf_node *n, node_req *r, const kvf_step_sample *samples, u
     kvf_tx_finish(n->tx, n->now, r->tx, encode_first(n, samples, count));
 }
 
-/* Final pages of the running step: blocks that it fills, and the last one of a prompt. Layers come in order, so what was told of a
- * run is a number of layers. */
+/* Final pages of the running step: blocks that it fills, and the last one of a prompt. Layers come in order, so what
+ * was told of a run is a number of layers. */
 void node_tell_layers(kvf_node *n) {
     for (uint32_t i = 0; i < n->runs_count; i++) {
         const kvf_step_run *run = &n->runs[i];
@@ -170,7 +174,8 @@ void node_tell_layers(kvf_node *n) {
         if (r->leg != LEG_PREFILL || !r->tx_active || r->ending) continue;
         uint32_t end = run->position + run->count;
         uint32_t first = run->position / KVF_KV_BLOCK_TOKENS;
-        uint32_t last = end == r->tokens_count ? (uint32_t)kvf_div_up(end, KVF_KV_BLOCK_TOKENS) : end / KVF_KV_BLOCK_TOKENS;
+        uint32_t last =
+            end == r->tokens_count ? (uint32_t)kvf_div_up(end, KVF_KV_BLOCK_TOKENS) : end / KVF_KV_BLOCK_TOKENS;
         for (; r->ready_layers < n->step_layer; r->ready_layers++)
             if (last > first) kvf_tx_pages_ready(n->tx, r->tx, first, last - first, r->ready_layers);
     }
@@ -205,7 +210,8 @@ void node_on_tx_end(kvf_node *n, const kvf_tx_act *a) {
         node_release(n, r);
         return;
     }
-    if (a->result == KVF_OK || a->result == KVF_ERR_GONE || a->result == KVF_ERR_STALE || a->result == KVF_ERR_CANCELLED) {
+    if (a->result == KVF_OK || a->result == KVF_ERR_GONE || a->result == KVF_ERR_STALE ||
+        a->result == KVF_ERR_CANCELLED) {
         /* Gone is not for this node to retry: whoever ended the grant has told the router. */
         say_shipped(n, r, a);
         node_release(n, r);
@@ -228,7 +234,8 @@ void kvf_node_on_link_up(kvf_node *n, kvf_time_ns now, kvf_link_id link, const c
     memcpy(l->nonce, nonce, sizeof l->nonce);
     for (uint32_t i = 0; i < n->config.requests_max; i++) {
         node_req *r = &n->reqs[i];
-        if (r->state != REQ_FREE && r->tx_active && !r->ending && r->link_slot == at) kvf_tx_set_link(n->tx, now, r->tx, link, nonce);
+        if (r->state != REQ_FREE && r->tx_active && !r->ending && r->link_slot == at)
+            kvf_tx_set_link(n->tx, now, r->tx, link, nonce);
     }
 }
 
@@ -247,7 +254,8 @@ static uint32_t link_by_id(const kvf_node *n, kvf_link_id link, const char *peer
     return NONE;
 }
 
-void kvf_node_on_link_down(kvf_node *n, kvf_time_ns now, kvf_link_id link, const char *peer, kvf_status reason, const char *text) {
+void kvf_node_on_link_down(
+    kvf_node *n, kvf_time_ns now, kvf_link_id link, const char *peer, kvf_status reason, const char *text) {
     n->now = now;
     uint32_t at = link_by_id(n, link, peer);
     if (link != KVF_LINK_NONE) {
@@ -261,7 +269,8 @@ void kvf_node_on_link_down(kvf_node *n, kvf_time_ns now, kvf_link_id link, const
         node_req *r = &n->reqs[i];
         if (r->state == REQ_FREE || r->link_slot != at) continue;
         r->link_slot = NONE;
-        /* Hand-offs on a link that was up end through tx; those that waited for it end here, with the reason of the call. */
+        /* Hand-offs on a link that was up end through tx; those that waited for it end here, with the reason of the
+         * call. */
         if (was_calling && r->tx_active && !r->ending) {
             bool retryable = reason != KVF_ERR_MISMATCH;
             node_fail(n, r, KVF_STAGE_TRANSFER, reason, r->peer, retryable, text);

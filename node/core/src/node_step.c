@@ -1,5 +1,5 @@
-/* Engine steps: what runs next, and what its results mean. A step takes one token of each picked decoding sequence and chunks of the
- * prompts being computed. */
+/* Engine steps: what runs next, and what its results mean. A step takes one token of each picked decoding sequence and
+ * chunks of the prompts being computed. */
 #include "node_int.h"
 
 /* ------------------------------------------------------------------ blocks for tokens about to be computed */
@@ -15,8 +15,9 @@ static void take_block(kvf_node *n, node_req *r, node_seq *s) {
     node_seq_add_block(s, id);
 }
 
-/* Gives a running request back to its router, which will queue it as the next attempt. Bounded: each preemption frees at least the
- * blocks of one whole request, and whoever made no token since it started is spared while another can go (decode_plan.h). */
+/* Gives a running request back to its router, which will queue it as the next attempt. Bounded: each preemption frees
+ * at least the blocks of one whole request, and whoever made no token since it started is spared while another can go
+ * (decode_plan.h). */
 static void preempt(kvf_node *n, node_req *r) {
     kvf_nmsg *m = node_msg_req(n, r, KVF_N_PREEMPTED);
     if (m) m->preempted.next_position = node_first_seq(n, r)->count;
@@ -47,7 +48,8 @@ static bool ensure_block(kvf_node *n, node_seq *s) {
             break;
         }
         uint32_t count = collect_holders(n, n->holders, n->index_scratch);
-        node_req *victim = &n->reqs[n->index_scratch[kvf_decode_preempt(n->holders, count)]]; /* r itself is among them */
+        node_req *victim =
+            &n->reqs[n->index_scratch[kvf_decode_preempt(n->holders, count)]]; /* r itself is among them */
         bool self = victim == r;
         preempt(n, victim);
         if (self) return false;
@@ -59,7 +61,8 @@ static bool ensure_block(kvf_node *n, node_seq *s) {
 /* ------------------------------------------------------------------ planning */
 
 static bool may_emit(kvf_node *n, const node_req *r, uint32_t items) {
-    /* What commits may repeat meanwhile stays free, so that only a router that stopped acknowledging ever loses a hand-off. */
+    /* What commits may repeat meanwhile stays free, so that only a router that stopped acknowledging ever loses a
+     * hand-off. */
     if (node_outbox_full(n, r->session, n->emit_planned[r->session] + items + n->config.sequences_max)) return false;
     n->emit_planned[r->session] += items;
     return true;
@@ -70,10 +73,16 @@ static void add_run(kvf_node *n, uint32_t seq, uint32_t count, uint32_t samples)
     node_req *r = req_of(n, s);
     uint32_t at = n->runs_count++;
     n->run_seq[at] = seq;
-    n->runs[at] = (kvf_step_run){.tokens = s->tokens, .position = s->computed, .count = count, .tokens_count = s->count,
-        .prompt_count = r->prompt_count, .blocks = s->physical, .samples = samples,
+    n->runs[at] = (kvf_step_run){.tokens = s->tokens,
+        .position = s->computed,
+        .count = count,
+        .tokens_count = s->count,
+        .prompt_count = r->prompt_count,
+        .blocks = s->physical,
+        .samples = samples,
         .choice_first = s->state == SEQ_DECODE ? s->choice : r->choice_base,
-        .score = s->state == SEQ_PREFILL ? r->prompt_logprobs : 0, .sampling = {r->sampling, r->sampling_bytes}};
+        .score = s->state == SEQ_PREFILL ? r->prompt_logprobs : 0,
+        .sampling = {r->sampling, r->sampling_bytes}};
     uint32_t last = (s->computed + count - 1) / KVF_KV_BLOCK_TOKENS;
     for (uint32_t b = s->computed / KVF_KV_BLOCK_TOKENS; b <= last; b++)
         KVF_ASSERT(kvf_kv_use_begin(n->kv, s->block[b]) == KVF_OK);
@@ -89,8 +98,7 @@ static void plan_decodes(kvf_node *n) {
         if (s->state != SEQ_DECODE) continue;
         const node_req *r = req_of(n, s);
         if (r->ending) continue;
-        n->decode_candidates[count] =
-            (kvf_decode_candidate){
+        n->decode_candidates[count] = (kvf_decode_candidate){
             .priority = r->priority, .arrival = r->arrival, .last_step = s->last_step, .last_place = s->last_place};
         n->index_scratch[count++] = i;
     }
@@ -118,8 +126,11 @@ static uint32_t collect_prompts(kvf_node *n) {
         const node_req *r = &n->reqs[i];
         if (r->state != REQ_COMPUTE || r->ending) continue;
         const node_seq *s = &n->seqs[r->seq[0]];
-        n->prefill_candidates[count++] = (kvf_prefill_candidate){.id = i, .remaining = s->count - s->computed,
-            .position = s->computed, .priority = r->priority, .arrival = r->arrival};
+        n->prefill_candidates[count++] = (kvf_prefill_candidate){.id = i,
+            .remaining = s->count - s->computed,
+            .position = s->computed,
+            .priority = r->priority,
+            .arrival = r->arrival};
     }
     return count;
 }
@@ -146,11 +157,13 @@ static void plan_prompts(kvf_node *n) {
     kvf_prefill_budget budget = {.tokens_max = KVF_MIN(n->step_decode ? c->chunk_tokens_mixed : c->chunk_tokens,
                                      c->step_tokens_max - n->step_decode),
         .runs_max = c->step_sequences_max - n->runs_count};
-    if (budget.runs_max == 0 || budget.tokens_max < KVF_KV_BLOCK_TOKENS) return; /* the next step has fewer decodes or rotates */
+    if (budget.runs_max == 0 || budget.tokens_max < KVF_KV_BLOCK_TOKENS)
+        return; /* the next step has fewer decodes or rotates */
     uint32_t runs = kvf_prefill_plan(n->prefill_candidates, count, budget, n->prefill_scratch, n->prefill_runs);
     bool scoring = false;
     for (uint32_t i = 0; i < runs; i++)
-        add_chunk(n, &n->reqs[n->prefill_candidates[n->prefill_runs[i].candidate].id], n->prefill_runs[i].tokens, &scoring);
+        add_chunk(
+            n, &n->reqs[n->prefill_candidates[n->prefill_runs[i].candidate].id], n->prefill_runs[i].tokens, &scoring);
 }
 
 void node_plan(kvf_node *n) {
@@ -168,13 +181,19 @@ void node_plan(kvf_node *n) {
     n->step_running = true;
     n->step_copies = n->copies_count;
     kvf_node_act *a = node_act(n, KVF_NODE_STEP);
-    a->step = (kvf_step){.id = n->step_id, .copies = n->copies, .copies_count = n->copies_count, .runs = n->runs,
-        .runs_count = n->runs_count, .prefill_tokens = n->step_prefill, .decode_tokens = n->step_decode};
+    a->step = (kvf_step){.id = n->step_id,
+        .copies = n->copies,
+        .copies_count = n->copies_count,
+        .runs = n->runs,
+        .runs_count = n->runs_count,
+        .prefill_tokens = n->step_prefill,
+        .decode_tokens = n->step_decode};
 }
 
 /* ------------------------------------------------------------------ results */
 
-/* One more token of a sequence. The node decides about lengths, end tokens and stop ids; stop strings are the router's. */
+/* One more token of a sequence. The node decides about lengths, end tokens and stop ids; stop strings are the router's.
+ */
 static void append_token(kvf_node *n, node_req *r, node_seq *s, const kvf_step_sample *sample, bool repeated) {
     kvf_end end = sample->end;
     uint32_t position = s->count;
@@ -220,7 +239,8 @@ static void begin_shipping_choices(kvf_node *n, node_req *r, const kvf_step_samp
     uint32_t live = 0;
     for (uint32_t i = 0; i < count; i++) {
         first[i] = samples[i];
-        if (first[i].end == KVF_END_NONE && r->tokens_count + 1 - r->prompt_count >= r->output_max) first[i].end = KVF_END_LENGTH;
+        if (first[i].end == KVF_END_NONE && r->tokens_count + 1 - r->prompt_count >= r->output_max)
+            first[i].end = KVF_END_LENGTH;
         live += first[i].end == KVF_END_NONE;
         node_emit_token(n, r, first[i].choice, r->tokens_count, first[i].token, first[i].end, false, first[i].sample);
     }
@@ -287,7 +307,8 @@ static void fail_runs(kvf_node *n, kvf_status status) {
         if (r->ending)
             node_release(n, r);
         else
-            node_fail(n, r, r->state == REQ_DECODE ? KVF_STAGE_DECODE : KVF_STAGE_PREFILL, status, "", true, kvf_status_text(status));
+            node_fail(n, r, r->state == REQ_DECODE ? KVF_STAGE_DECODE : KVF_STAGE_PREFILL, status, "", true,
+                kvf_status_text(status));
     }
 }
 

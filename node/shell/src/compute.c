@@ -55,12 +55,22 @@ static void sample_run(compute *c, uint32_t run_index, const float *logits) {
     for (uint32_t i = 0; i < run->samples; i++) {
         uint32_t at = c->result.samples_count++;
         kvf_sample *value = &c->sample_values[at];
-        kvf_sample_input in = {.sampling = sampling, .logits = logits, .vocab = c->o.vocab, .vocab_used = c->o.vocab_used,
-            .tokens = run->tokens, .tokens_count = run->tokens_count, .prompt_count = run->prompt_count,
-            .choice = run->choice_first + i, .end_ids = c->o.end_ids, .end_ids_count = c->o.end_ids_count};
+        kvf_sample_input in = {.sampling = sampling,
+            .logits = logits,
+            .vocab = c->o.vocab,
+            .vocab_used = c->o.vocab_used,
+            .tokens = run->tokens,
+            .tokens_count = run->tokens_count,
+            .prompt_count = run->prompt_count,
+            .choice = run->choice_first + i,
+            .end_ids = c->o.end_ids,
+            .end_ids_count = c->o.end_ids_count};
         kvf_sample_token(&in, c->scratch, value);
-        c->samples[at] = (kvf_step_sample){.run = run_index, .choice = run->choice_first + i, .token = value->chosen.token,
-            .end = end_of(&in, value->chosen.token), .sample = {value, want ? sizeof *value : 0}};
+        c->samples[at] = (kvf_step_sample){.run = run_index,
+            .choice = run->choice_first + i,
+            .token = value->chosen.token,
+            .end = end_of(&in, value->chosen.token),
+            .sample = {value, want ? sizeof *value : 0}};
     }
 }
 
@@ -72,8 +82,8 @@ static void score_run(compute *c, uint32_t run_index, const float *logits) {
     c->scored_rows += run->count;
     *out = (kvf_step_scores){.run = run_index, .start = run->position + 1, .samples = {values, 0}};
     for (uint32_t i = 0; i < run->count && run->position + i + 1 < run->tokens_count; i++) {
-        kvf_sample_score(logits + (size_t)i * c->o.vocab, c->o.vocab, c->o.vocab_used, run->tokens[run->position + i + 1],
-            run->score - 1, &values[i]);
+        kvf_sample_score(logits + (size_t)i * c->o.vocab, c->o.vocab, c->o.vocab_used,
+            run->tokens[run->position + i + 1], run->score - 1, &values[i]);
         out->count++;
     }
     out->samples.len_bytes = sizeof *values * out->count;
@@ -88,8 +98,11 @@ static void run_step(compute *c) {
         kvf_engine_copy_block(c->o.engine, step->copies[i].to, step->copies[i].from, step->copies[i].tokens);
     for (uint32_t i = 0; i < step->runs_count; i++) {
         const kvf_step_run *r = &step->runs[i];
-        c->runs[i] = (kvf_engine_run){.tokens = r->tokens + r->position, .count = r->count, .position = r->position,
-            .blocks = r->blocks, .logit_rows = rows_of(r)};
+        c->runs[i] = (kvf_engine_run){.tokens = r->tokens + r->position,
+            .count = r->count,
+            .position = r->position,
+            .blocks = r->blocks,
+            .logit_rows = rows_of(r)};
     }
     kvf_engine_step es = {
         .runs = c->runs, .runs_count = step->runs_count, .logits = c->logits, .on_layer = on_layer, .self = c};

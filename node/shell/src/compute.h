@@ -11,7 +11,7 @@ typedef struct {
     uint32_t vocab, vocab_used;
     const uint32_t *end_ids; /* kept */
     uint32_t end_ids_count;
-    uint32_t rows_max;    /* rows of logits in one step */
+    uint32_t rows_max; /* rows of logits in one step */
     uint32_t samples_max; /* tokens sampled in one step */
     /* Called on the engine thread, must not block: wake the core. */
     void (*wake)(void *self);

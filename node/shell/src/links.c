@@ -9,11 +9,11 @@ static void pump_soon(kvf_worker *w) {
     evtimer_add(w->pump_event, &at_once);
 }
 
-static void on_link_up(void *self, kvf_link_id link, const char *peer, uint64_t peer_epoch, const uint8_t nonce[16], bool outgoing,
-    const char *transport) {
+static void on_link_up(void *self, kvf_link_id link, const char *peer, uint64_t peer_epoch, const uint8_t nonce[16],
+    bool outgoing, const char *transport) {
     kvf_worker *w = self;
-    kvf_log(KVF_LOG_INFO, "link", "link %u %s %s epoch %016" PRIx64 " over %s is up", link, outgoing ? "to" : "from", peer, peer_epoch,
-        transport);
+    kvf_log(KVF_LOG_INFO, "link", "link %u %s %s epoch %016" PRIx64 " over %s is up", link, outgoing ? "to" : "from",
+        peer, peer_epoch, transport);
     kvf_node_on_link_up(w->core, kvf_os_now_ns(), link, peer, peer_epoch, nonce, outgoing);
     pump_soon(w);
 }
@@ -31,21 +31,23 @@ static void on_frame(void *self, kvf_link_id link, const kvf_frame *frame) {
     pump_soon(w);
 }
 
-static kvf_page_verdict on_page(void *self, kvf_link_id link, const kvf_page_header *header, void **target, kvf_landing *landing) {
+static kvf_page_verdict on_page(
+    void *self, kvf_link_id link, const kvf_page_header *header, void **target, kvf_landing *landing) {
     kvf_worker *w = self;
     kvf_page_verdict verdict = kvf_node_on_page(w->core, kvf_os_now_ns(), link, header, landing);
     if (verdict == KVF_PAGE_ACCEPT)
         *target = kvf_engine_page(w->engine, landing->layer, landing->block.index);
     else
-        kvf_log(KVF_LOG_DEBUG, "link", "link %u grant %016" PRIx64 " blk %u layer %u: page dropped, verdict %d", link, header->grant,
-            header->block, header->layer, (int)verdict);
+        kvf_log(KVF_LOG_DEBUG, "link", "link %u grant %016" PRIx64 " blk %u layer %u: page dropped, verdict %d", link,
+            header->grant, header->block, header->layer, (int)verdict);
     return verdict;
 }
 
 static void on_landed(void *self, kvf_link_id link, const kvf_landing *landing, bool crc_ok) {
     kvf_worker *w = self;
     if (!crc_ok)
-        kvf_log(KVF_LOG_WARN, "link", "link %u grant %016" PRIx64 " blk %u layer %u: checksum of the landed copy does not match", link,
+        kvf_log(KVF_LOG_WARN, "link",
+            "link %u grant %016" PRIx64 " blk %u layer %u: checksum of the landed copy does not match", link,
             landing->grant, landing->block_logical, landing->layer);
     kvf_node_on_landed(w->core, kvf_os_now_ns(), landing, crc_ok);
 }
@@ -57,12 +59,24 @@ static void on_room(void *self, kvf_link_id link) {
 
 kvf_status links_create(kvf_worker *w, const kvf_identity *identity, kvf_error *err) {
     const kvf_worker_options *o = &w->options;
-    kvf_endpoint_options eo = {.base = w->base, .node = w->name, .epoch = w->config.info.epoch, .identity = identity,
-        .allow_unequal_numerics = o->allow_unequal_numerics, .listen_tcp = o->listen_transfer, .advertise_host = o->advertise_host,
-        .listen_shm = o->shm, .connect_timeout_ns = 2 * KVF_NS_PER_S, .heartbeat_ns = o->heartbeat_ns,
+    kvf_endpoint_options eo = {.base = w->base,
+        .node = w->name,
+        .epoch = w->config.info.epoch,
+        .identity = identity,
+        .allow_unequal_numerics = o->allow_unequal_numerics,
+        .listen_tcp = o->listen_transfer,
+        .advertise_host = o->advertise_host,
+        .listen_shm = o->shm,
+        .connect_timeout_ns = 2 * KVF_NS_PER_S,
+        .heartbeat_ns = o->heartbeat_ns,
         .peer_timeout_ns = o->peer_timeout_ns,
-        .callbacks = {.self = w, .on_link_up = on_link_up, .on_link_down = on_link_down, .on_frame = on_frame, .on_page = on_page,
-            .on_landed = on_landed, .on_room = on_room}};
+        .callbacks = {.self = w,
+            .on_link_up = on_link_up,
+            .on_link_down = on_link_down,
+            .on_frame = on_frame,
+            .on_page = on_page,
+            .on_landed = on_landed,
+            .on_room = on_room}};
     return kvf_endpoint_create(&eo, &w->endpoint, err);
 }
 
@@ -73,8 +87,8 @@ bool links_have_room(void *worker, kvf_link_id link) {
 
 static void connect_peer(kvf_worker *w, const kvf_node_act *act) {
     kvf_link_id link;
-    kvf_status status = kvf_endpoint_connect(w->endpoint, act->connect.peer, act->connect.peer_epoch, act->connect.address,
-        act->connect.local_address, act->connect.host_id, &link);
+    kvf_status status = kvf_endpoint_connect(w->endpoint, act->connect.peer, act->connect.peer_epoch,
+        act->connect.address, act->connect.local_address, act->connect.host_id, &link);
     if (status == KVF_OK) {
         kvf_node_on_calling(w->core, act->connect.peer, act->connect.peer_epoch, link);
     } else {
@@ -96,9 +110,11 @@ void links_act(kvf_worker *w, const kvf_node_act *act) {
     case KVF_NODE_CONNECT: connect_peer(w, act); break;
     case KVF_NODE_PAGE: send_page(w, act); break;
     case KVF_NODE_FRAME:
-        /* The core asked for room before, so KVF_AGAIN only follows a link that has just gone: its on_link_down is on the way. */
+        /* The core asked for room before, so KVF_AGAIN only follows a link that has just gone: its on_link_down is on
+         * the way. */
         if (kvf_endpoint_send_frame(w->endpoint, act->link, &act->frame) != KVF_OK)
-            kvf_log(KVF_LOG_DEBUG, "link", "link %u: frame %d not sent, the link is going down", act->link, (int)act->frame.kind);
+            kvf_log(KVF_LOG_DEBUG, "link", "link %u: frame %d not sent, the link is going down", act->link,
+                (int)act->frame.kind);
         break;
     default: KVF_ASSERT(!"not a link action");
     }

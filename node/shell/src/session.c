@@ -1,4 +1,5 @@
-/* The control listener: one bidi stream per router. gRPC loops decode and hand over; the core thread owns slots and answers. */
+/* The control listener: one bidi stream per router. gRPC loops decode and hand over; the core thread owns slots and
+ * answers. */
 #include "worker_int.h"
 #include "kvf/log.h"
 #include "kvf/proto.h"
@@ -21,7 +22,8 @@ void inbox_free(inbox_item *item) {
     free(item);
 }
 
-/* Blocks never: a full inbox means that the core is far behind, and the router's stream is ended rather than left to wait. */
+/* Blocks never: a full inbox means that the core is far behind, and the router's stream is ended rather than left to
+ * wait. */
 static void put(session *s, inbox_item *item) {
     item->session = s;
     atomic_fetch_add(&s->refs, 1);
@@ -30,7 +32,8 @@ static void put(session *s, inbox_item *item) {
     inbox_free(item);
 }
 
-/* The protobuf message is borrowed until on_message returns, so its bytes are packed into the item's own memory and read there. */
+/* The protobuf message is borrowed until on_message returns, so its bytes are packed into the item's own memory and
+ * read there. */
 static void on_message(kvf_rpc_call *call, void *user, const ProtobufCMessage *message) {
     session *s = user;
     size_t packed = protobuf_c_message_get_packed_size(message);
@@ -52,7 +55,8 @@ static void on_message(kvf_rpc_call *call, void *user, const ProtobufCMessage *m
     if (status != KVF_OK) {
         kvf_log(KVF_LOG_WARN, "session", "a router's message is refused: %s",
             status == KVF_ERR_NO_ROOM ? kvf_status_text(status) : err.message);
-        kvf_rpc_fail(call, KVF_RPC_INVALID_ARGUMENT, NULL, "%s", status == KVF_ERR_NO_ROOM ? "message too large" : err.message);
+        kvf_rpc_fail(
+            call, KVF_RPC_INVALID_ARGUMENT, NULL, "%s", status == KVF_ERR_NO_ROOM ? "message too large" : err.message);
         free(memory);
         free(item);
         return;
@@ -155,7 +159,8 @@ void session_send(kvf_worker *w, uint32_t slot, const kvf_nmsg *m) {
     free(memory);
     if (status == KVF_OK || status == KVF_ERR_GONE) return; /* gone: its end is on the way */
     /* The router does not read: cut it loose, it learns what it missed when it says Hello again. */
-    kvf_log(KVF_LOG_WARN, "session", "router stream %u: message %d not sent: %s", slot, (int)m->kind, kvf_status_text(status));
+    kvf_log(KVF_LOG_WARN, "session", "router stream %u: message %d not sent: %s", slot, (int)m->kind,
+        kvf_status_text(status));
     kvf_rpc_abort(s->call, KVF_RPC_RESOURCE_EXHAUSTED, "the session's send buffer is full");
     close_session(w, s);
 }
@@ -163,12 +168,21 @@ void session_send(kvf_worker *w, uint32_t slot, const kvf_nmsg *m) {
 kvf_status session_server_start(kvf_worker *w, kvf_error *err) {
     kvf_rpc_runtime_opts ro = {.loops = 1};
     if (kvf_rpc_runtime_create(&ro, &w->rpc) != KVF_OK) return kvf_fail(err, KVF_ERR_INTERNAL, "cannot start gRPC");
-    const kvf_rpc_method methods[] = {{.service = &kvferry__internal__v1__node__descriptor, .name = "Session", .kind = KVF_RPC_BIDI,
-        .handler = on_session, .self = w}};
+    const kvf_rpc_method methods[] = {{.service = &kvferry__internal__v1__node__descriptor,
+        .name = "Session",
+        .kind = KVF_RPC_BIDI,
+        .handler = on_session,
+        .self = w}};
     const char *listen[] = {w->options.listen};
     kvf_span sets[] = {kvf_proto_internal_set()};
-    kvf_rpc_server_opts so = {.listen = listen, .listen_count = 1, .methods = methods, .method_count = 1, .descriptor_sets = sets,
-        .descriptor_set_count = 1, .message_bytes_max = 64u << 20, .stream_buffer_bytes_max = 16u << 20};
+    kvf_rpc_server_opts so = {.listen = listen,
+        .listen_count = 1,
+        .methods = methods,
+        .method_count = 1,
+        .descriptor_sets = sets,
+        .descriptor_set_count = 1,
+        .message_bytes_max = 64u << 20,
+        .stream_buffer_bytes_max = 16u << 20};
     kvf_status status = kvf_rpc_server_start(w->rpc, &so, &w->control, err);
     if (status != KVF_OK) return status;
     static const char *const names[] = {"", "liveness", "readiness", "kvferry.internal.v1.Node"};

@@ -13,12 +13,28 @@
 #define SCORE_ROWS 16 /* the core asks for no more rows of logits of a scored prompt in one step */
 
 void kvf_worker_options_default(kvf_worker_options *o) {
-    *o = (kvf_worker_options){.name = "node", .role = KVF_ROLE_DECODE, .precision = KVF_PRECISION_FAST, .kv_type = KVF_KV_F16,
-        .kv_memory_bytes = 512ull << 20, .listen = "127.0.0.1:0", .listen_transfer = "127.0.0.1:0", .shm = true,
-        .chunk_tokens = 256, .chunk_tokens_mixed = 64, .sequences_max = 64, .requests_max = 256, .queue_max = 64,
-        .expected_output = 128, .grant_ttl_ns = 10 * KVF_NS_PER_S, .hold_ttl_ns = 10 * KVF_NS_PER_S,
-        .router_grace_ns = 5 * KVF_NS_PER_S, .queue_ttl_ns = 60 * KVF_NS_PER_S, .heartbeat_ns = KVF_NS_PER_S / 2,
-        .peer_timeout_ns = 3 * KVF_NS_PER_S, .status_interval_ns = 200 * KVF_NS_PER_MS, .drain_ns = 30 * KVF_NS_PER_S};
+    *o = (kvf_worker_options){.name = "node",
+        .role = KVF_ROLE_DECODE,
+        .precision = KVF_PRECISION_FAST,
+        .kv_type = KVF_KV_F16,
+        .kv_memory_bytes = 512ull << 20,
+        .listen = "127.0.0.1:0",
+        .listen_transfer = "127.0.0.1:0",
+        .shm = true,
+        .chunk_tokens = 256,
+        .chunk_tokens_mixed = 64,
+        .sequences_max = 64,
+        .requests_max = 256,
+        .queue_max = 64,
+        .expected_output = 128,
+        .grant_ttl_ns = 10 * KVF_NS_PER_S,
+        .hold_ttl_ns = 10 * KVF_NS_PER_S,
+        .router_grace_ns = 5 * KVF_NS_PER_S,
+        .queue_ttl_ns = 60 * KVF_NS_PER_S,
+        .heartbeat_ns = KVF_NS_PER_S / 2,
+        .peer_timeout_ns = 3 * KVF_NS_PER_S,
+        .status_interval_ns = 200 * KVF_NS_PER_MS,
+        .drain_ns = 30 * KVF_NS_PER_S};
 }
 
 /* ------------------------------------------------------------------ the loop */
@@ -81,7 +97,8 @@ static void on_stop(kvf_worker *w) {
         w->leaving = true;
         return;
     }
-    kvf_log(KVF_LOG_INFO, "node", "draining for at most %" PRIu64 " ms", (uint64_t)(w->options.drain_ns / KVF_NS_PER_MS));
+    kvf_log(
+        KVF_LOG_INFO, "node", "draining for at most %" PRIu64 " ms", (uint64_t)(w->options.drain_ns / KVF_NS_PER_MS));
     kvf_rpc_server_drain(w->control);
     kvf_node_drain(w->core, kvf_os_now_ns(), w->options.drain_ns);
 }
@@ -130,9 +147,18 @@ static void wake_core(void *self) {
 
 static void fill_identity(kvf_identity *id, const kvf_worker *w, const kvf_tokenizer_info *tok) {
     const kvf_model_spec *s = kvf_model_get_spec(w->model);
-    *id = (kvf_identity){.wire_version = KVF_WIRE_VERSION, .block_tokens = KVF_BLOCK_TOKENS, .layers = s->layers, .heads = s->heads,
-        .kv_heads = s->kv_heads, .head_dim = s->head_dim, .vocab = s->vocab, .page_bytes = (uint32_t)kvf_engine_page_bytes(w->engine),
-        .context_max = s->context_max, .layout = 1, .rope_dims = s->rope_dims, .rope_style = (uint32_t)s->rope_style};
+    *id = (kvf_identity){.wire_version = KVF_WIRE_VERSION,
+        .block_tokens = KVF_BLOCK_TOKENS,
+        .layers = s->layers,
+        .heads = s->heads,
+        .kv_heads = s->kv_heads,
+        .head_dim = s->head_dim,
+        .vocab = s->vocab,
+        .page_bytes = (uint32_t)kvf_engine_page_bytes(w->engine),
+        .context_max = s->context_max,
+        .layout = 1,
+        .rope_dims = s->rope_dims,
+        .rope_style = (uint32_t)s->rope_style};
     kvf_gguf_weights_hash(kvf_model_get_gguf(w->model), id->weights_hash);
     memcpy(id->tokenizer_hash, tok->hash, sizeof id->tokenizer_hash);
     memcpy(&id->rope_base_bits, &s->rope_base, sizeof id->rope_base_bits);
@@ -140,8 +166,8 @@ static void fill_identity(kvf_identity *id, const kvf_worker *w, const kvf_token
     snprintf(id->kv_type, sizeof id->kv_type, "%s", w->options.kv_type == KVF_KV_F16 ? "f16" : "f32");
 }
 
-/* Touches the whole pool now: what --kv-memory promises is there, memory stays flat, and no page fault hits a step later. A kernel
- * without MADV_POPULATE_WRITE (before 5.14) does it as pages are used. */
+/* Touches the whole pool now: what --kv-memory promises is there, memory stays flat, and no page fault hits a step
+ * later. A kernel without MADV_POPULATE_WRITE (before 5.14) does it as pages are used. */
 static void commit_pool(kvf_worker *w, uint32_t blocks) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (uint32_t l = 0; l < kvf_model_get_spec(w->model)->layers; l++) {
@@ -163,10 +189,15 @@ static kvf_status open_engine(kvf_worker *w, kvf_error *err) {
         kvf_model_page_elements(spec, KVF_BLOCK_TOKENS) * (o->kv_type == KVF_KV_F16 ? 2 : 4) * spec->layers;
     uint64_t blocks = o->kv_memory_bytes / block_bytes;
     if (blocks < 2 || blocks >= KVF_KV_NO_BLOCK)
-        return kvf_fail(err, KVF_ERR_INVALID, "kv.memory: %" PRIu64 " bytes hold %" PRIu64 " blocks of %" PRIu64
-                        " bytes, at least 2 are needed", o->kv_memory_bytes, blocks, block_bytes);
-    kvf_engine_options eo = {.kv_type = o->kv_type, .blocks = (uint32_t)blocks, .threads = o->threads, .pin_threads = o->pin_threads,
-        .tokens_max = KVF_MAX(o->chunk_tokens, o->chunk_tokens_mixed) + o->sequences_max, .sequences_max = o->sequences_max,
+        return kvf_fail(err, KVF_ERR_INVALID,
+            "kv.memory: %" PRIu64 " bytes hold %" PRIu64 " blocks of %" PRIu64 " bytes, at least 2 are needed",
+            o->kv_memory_bytes, blocks, block_bytes);
+    kvf_engine_options eo = {.kv_type = o->kv_type,
+        .blocks = (uint32_t)blocks,
+        .threads = o->threads,
+        .pin_threads = o->pin_threads,
+        .tokens_max = KVF_MAX(o->chunk_tokens, o->chunk_tokens_mixed) + o->sequences_max,
+        .sequences_max = o->sequences_max,
         .logit_rows_max = o->sequences_max + SCORE_ROWS};
     status = kvf_engine_create(w->model, &eo, &w->engine, err);
     if (status == KVF_OK) commit_pool(w, (uint32_t)blocks);
@@ -178,17 +209,34 @@ static void configure_core(kvf_worker *w, const kvf_tokenizer_info *tok) {
     const kvf_model_spec *spec = kvf_model_get_spec(w->model);
     kvf_node_config *c = &w->config;
     uint64_t block_bytes = kvf_engine_page_bytes(w->engine) * spec->layers;
-    *c = (kvf_node_config){.blocks = (uint32_t)(o->kv_memory_bytes / block_bytes), .layers = spec->layers,
-        .page_bytes = (uint32_t)kvf_engine_page_bytes(w->engine), .context_max = spec->context_max, .requests_max = o->requests_max,
-        .sequences_max = o->sequences_max * 2, .step_sequences_max = o->sequences_max,
-        .step_tokens_max = KVF_MAX(o->chunk_tokens, o->chunk_tokens_mixed) + o->sequences_max, .chunk_tokens = o->chunk_tokens,
-        .chunk_tokens_mixed = o->chunk_tokens_mixed, .queue_max = o->queue_max, .sessions_max = SESSIONS_MAX, .outbox_max = 4096,
-        .links_max = 256, .sampling_bytes_max = sizeof(kvf_sampling), .expected_output = o->expected_output, .events_max = 65536,
-        .grant_ttl_ns = o->grant_ttl_ns, .hold_ttl_ns = o->hold_ttl_ns, .router_grace_ns = o->router_grace_ns,
-        .queue_ttl_ns = o->queue_ttl_ns, .cancel_memory_ns = 30 * KVF_NS_PER_S, .status_interval_ns = o->status_interval_ns};
+    *c = (kvf_node_config){.blocks = (uint32_t)(o->kv_memory_bytes / block_bytes),
+        .layers = spec->layers,
+        .page_bytes = (uint32_t)kvf_engine_page_bytes(w->engine),
+        .context_max = spec->context_max,
+        .requests_max = o->requests_max,
+        .sequences_max = o->sequences_max * 2,
+        .step_sequences_max = o->sequences_max,
+        .step_tokens_max = KVF_MAX(o->chunk_tokens, o->chunk_tokens_mixed) + o->sequences_max,
+        .chunk_tokens = o->chunk_tokens,
+        .chunk_tokens_mixed = o->chunk_tokens_mixed,
+        .queue_max = o->queue_max,
+        .sessions_max = SESSIONS_MAX,
+        .outbox_max = 4096,
+        .links_max = 256,
+        .sampling_bytes_max = sizeof(kvf_sampling),
+        .expected_output = o->expected_output,
+        .events_max = 65536,
+        .grant_ttl_ns = o->grant_ttl_ns,
+        .hold_ttl_ns = o->hold_ttl_ns,
+        .router_grace_ns = o->router_grace_ns,
+        .queue_ttl_ns = o->queue_ttl_ns,
+        .cancel_memory_ns = 30 * KVF_NS_PER_S,
+        .status_interval_ns = o->status_interval_ns};
     kvf_os_random(c->secret_seed, sizeof c->secret_seed);
-    c->info = (kvf_node_info){
-        .epoch = kvf_os_random_u64() | 1, .wire_version = KVF_WIRE_VERSION, .role = o->role, .host_id = kvf_os_host_id()};
+    c->info = (kvf_node_info){.epoch = kvf_os_random_u64() | 1,
+        .wire_version = KVF_WIRE_VERSION,
+        .role = o->role,
+        .host_id = kvf_os_host_id()};
     snprintf(c->info.node, sizeof c->info.node, "%s", w->name);
     snprintf(c->info.backend, sizeof c->info.backend, "cpu %s, %u threads", kvf_model_kernels(w->model), o->threads);
     fill_identity(&c->info.identity, w, tok);
@@ -209,7 +257,8 @@ static kvf_status make_core(kvf_worker *w, kvf_error *err) {
     snprintf(w->config.info.address, KVF_ADDRESS_MAX, "%s", kvf_endpoint_address(w->endpoint));
     snprintf(w->config.info.local_address, KVF_ADDRESS_MAX, "%s", kvf_endpoint_local_address(w->endpoint));
     w->core_bytes = kvf_node_size(&w->config);
-    w->core_memory = mmap(NULL, w->core_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    w->core_memory =
+        mmap(NULL, w->core_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (w->core_memory == MAP_FAILED) {
         w->core_memory = NULL;
         return kvf_fail(err, KVF_ERR_NO_MEMORY, "cannot map %zu bytes for the node core", w->core_bytes);
@@ -236,16 +285,23 @@ static kvf_status make_loop(kvf_worker *w, kvf_error *err) {
 
 static kvf_status make_compute(kvf_worker *w, const kvf_tokenizer_info *tok, kvf_error *err) {
     const kvf_model_spec *spec = kvf_model_get_spec(w->model);
-    compute_options co = {.engine = w->engine, .vocab = spec->vocab, .vocab_used = KVF_MIN(spec->vocab, tok->vocab_size),
-        .end_ids = w->end_ids, .end_ids_count = w->end_ids_count, .rows_max = w->options.sequences_max + SCORE_ROWS,
-        .samples_max = w->options.sequences_max * KVF_CHOICES_MAX, .wake = wake_core, .self = w};
+    compute_options co = {.engine = w->engine,
+        .vocab = spec->vocab,
+        .vocab_used = KVF_MIN(spec->vocab, tok->vocab_size),
+        .end_ids = w->end_ids,
+        .end_ids_count = w->end_ids_count,
+        .rows_max = w->options.sequences_max + SCORE_ROWS,
+        .samples_max = w->options.sequences_max * KVF_CHOICES_MAX,
+        .wake = wake_core,
+        .self = w};
     kvf_status status = compute_create(&co, &w->compute);
     return status == KVF_OK ? status : kvf_fail(err, status, "cannot start the engine thread");
 }
 
 static void say_ready(const kvf_worker *w) {
     const kvf_node_config *c = &w->config;
-    kvf_log(KVF_LOG_INFO, "node", "%s epoch %016" PRIx64 " ready: %s, %s, %u blocks of 16 tokens (%" PRIu64 " MiB), transfer %s %s", w->name,
+    kvf_log(KVF_LOG_INFO, "node",
+        "%s epoch %016" PRIx64 " ready: %s, %s, %u blocks of 16 tokens (%" PRIu64 " MiB), transfer %s %s", w->name,
         c->info.epoch, c->info.backend, c->info.identity.numerics, c->blocks,
         (uint64_t)c->blocks * c->page_bytes * c->layers >> 20, c->info.address, c->info.local_address);
 }

@@ -13,12 +13,13 @@
 #define SESSIONS_MAX 16
 #define NO_SLOT UINT32_MAX
 
-/* One router's stream. Made by a gRPC loop; the core thread gives it a slot when its first message is taken from the inbox. */
+/* One router's stream. Made by a gRPC loop; the core thread gives it a slot when its first message is taken from the
+ * inbox. */
 typedef struct {
     kvf_worker *worker;
     kvf_rpc_call *call; /* our reference */
-    uint32_t slot;      /* core thread; NO_SLOT: none yet or no more */
-    atomic_int refs;    /* the stream's and one per inbox message */
+    uint32_t slot; /* core thread; NO_SLOT: none yet or no more */
+    atomic_int refs; /* the stream's and one per inbox message */
 } session;
 
 typedef enum { INBOX_MESSAGE, INBOX_CLOSED, INBOX_STOP } inbox_kind;

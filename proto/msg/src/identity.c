@@ -1,4 +1,5 @@
-/* Which field differs decides what an operator does next, so the first difference is named rather than a hash compared. */
+/* Which field differs decides what an operator does next, so the first difference is named rather than a hash compared.
+ */
 #include "kvf/msg.h"
 #include <inttypes.h>
 #include <stdio.h>

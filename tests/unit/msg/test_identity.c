@@ -7,9 +7,23 @@
 #include "kvf/msg.h"
 
 static kvf_identity sample(void) {
-    return (kvf_identity){.wire_version = 1, .weights_hash = {1, 2}, .tokenizer_hash = {3, 4}, .numerics = "v1-int8g32-kvf16",
-        .block_tokens = 16, .layers = 30, .heads = 9, .kv_heads = 3, .head_dim = 64, .vocab = 49152, .page_bytes = 12288,
-        .context_max = 8192, .layout = 1, .rope_dims = 64, .rope_base_bits = 7, .rope_style = 0, .kv_type = "f16"};
+    return (kvf_identity){.wire_version = 1,
+        .weights_hash = {1, 2},
+        .tokenizer_hash = {3, 4},
+        .numerics = "v1-int8g32-kvf16",
+        .block_tokens = 16,
+        .layers = 30,
+        .heads = 9,
+        .kv_heads = 3,
+        .head_dim = 64,
+        .vocab = 49152,
+        .page_bytes = 12288,
+        .context_max = 8192,
+        .layout = 1,
+        .rope_dims = 64,
+        .rope_base_bits = 7,
+        .rope_style = 0,
+        .kv_type = "f16"};
 }
 
 static void equal_identities_do_not_differ(void **state) {
@@ -33,7 +47,8 @@ static void every_field_is_compared_and_named(void **state) {
     } while (0)
     CHANGED(wire_version, 2, "wire_version", "1", "2");
     CHANGED(weights_hash[1], 9, "weights_hash", "00000000000000020000000000000001", "00000000000000090000000000000001");
-    CHANGED(tokenizer_hash[0], 9, "tokenizer_hash", "00000000000000040000000000000003", "00000000000000040000000000000009");
+    CHANGED(
+        tokenizer_hash[0], 9, "tokenizer_hash", "00000000000000040000000000000003", "00000000000000040000000000000009");
     CHANGED(block_tokens, 32, "block_tokens", "16", "32");
     CHANGED(layers, 31, "layers", "30", "31");
     CHANGED(heads, 8, "heads", "9", "8");

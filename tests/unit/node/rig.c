@@ -7,11 +7,29 @@
 #include "kvf/rng.h"
 
 static kvf_node_config rig_config(const char *name, kvf_role role, uint32_t blocks) {
-    kvf_node_config c = {.blocks = blocks, .layers = 2, .page_bytes = 64, .context_max = 1024, .requests_max = 32, .sequences_max = 32,
-        .step_sequences_max = 16, .step_tokens_max = 128, .chunk_tokens = 64, .chunk_tokens_mixed = 32, .queue_max = 8,
-        .sessions_max = 4, .outbox_max = 512, .links_max = 8, .sampling_bytes_max = 64, .expected_output = 16, .events_max = 1024,
-        .grant_ttl_ns = KVF_NS_PER_S, .hold_ttl_ns = KVF_NS_PER_S, .router_grace_ns = KVF_NS_PER_S, .queue_ttl_ns = 10 * KVF_NS_PER_S,
-        .cancel_memory_ns = 10 * KVF_NS_PER_S, .status_interval_ns = KVF_NS_PER_S};
+    kvf_node_config c = {.blocks = blocks,
+        .layers = 2,
+        .page_bytes = 64,
+        .context_max = 1024,
+        .requests_max = 32,
+        .sequences_max = 32,
+        .step_sequences_max = 16,
+        .step_tokens_max = 128,
+        .chunk_tokens = 64,
+        .chunk_tokens_mixed = 32,
+        .queue_max = 8,
+        .sessions_max = 4,
+        .outbox_max = 512,
+        .links_max = 8,
+        .sampling_bytes_max = 64,
+        .expected_output = 16,
+        .events_max = 1024,
+        .grant_ttl_ns = KVF_NS_PER_S,
+        .hold_ttl_ns = KVF_NS_PER_S,
+        .router_grace_ns = KVF_NS_PER_S,
+        .queue_ttl_ns = 10 * KVF_NS_PER_S,
+        .cancel_memory_ns = 10 * KVF_NS_PER_S,
+        .status_interval_ns = KVF_NS_PER_S};
     snprintf(c.info.node, sizeof c.info.node, "%s", name);
     c.info.epoch = role == KVF_ROLE_PREFILL ? 111 : 222;
     c.info.role = role;
@@ -66,7 +84,8 @@ void rig_run_step(rig *r, uint32_t node) {
         r->computed_tokens[node] += run->count;
         assert_true(run->position + run->count <= run->tokens_count);
         for (uint32_t k = 0; k < run->samples; k++)
-            samples[result.samples_count++] = (kvf_step_sample){.run = i, .choice = run->choice_first + k,
+            samples[result.samples_count++] = (kvf_step_sample){.run = i,
+                .choice = run->choice_first + k,
                 .token = rig_next_token(run->tokens, run->position + run->count, run->choice_first + k)};
     }
     kvf_node_on_step_done(r->node[node], r->now, s->id, &result);
@@ -78,8 +97,15 @@ static void log_tokens(rig *r, uint32_t node, const kvf_nmsg *m) {
     for (uint32_t i = 0; i < m->tokens.count; i++) {
         const kvf_token_item *t = &m->tokens.items[i];
         assert_true(r->log_count < RIG_LOG_MAX);
-        r->log[r->log_count++] = (rig_entry){.node = node, .kind = KVF_N_TOKENS, .request = t->request, .attempt = t->attempt,
-            .position = t->position, .token = t->token, .index = t->index, .end = t->end, .repeated = t->repeated,
+        r->log[r->log_count++] = (rig_entry){.node = node,
+            .kind = KVF_N_TOKENS,
+            .request = t->request,
+            .attempt = t->attempt,
+            .position = t->position,
+            .token = t->token,
+            .index = t->index,
+            .end = t->end,
+            .repeated = t->repeated,
             .number = m->tokens.number};
     }
 }
@@ -205,8 +231,15 @@ void rig_advance(rig *r, kvf_time_ns by) {
 /* ------------------------------------------------------------------ the router's part */
 
 kvf_work rig_work(uint64_t counter, const uint32_t *tokens, uint32_t count, uint32_t output_max) {
-    return (kvf_work){.request = {7, counter}, .attempt = 1, .tokens = tokens, .tokens_count = count, .prompt_count = count, .n = 1,
-        .output_max = output_max, .output_max_given = true, .time_left_ns = KVF_TIME_NEVER};
+    return (kvf_work){.request = {7, counter},
+        .attempt = 1,
+        .tokens = tokens,
+        .tokens_count = count,
+        .prompt_count = count,
+        .n = 1,
+        .output_max = output_max,
+        .output_max_given = true,
+        .time_left_ns = KVF_TIME_NEVER};
 }
 
 void rig_reserve(rig *r, const kvf_work *w) {

@@ -1,5 +1,6 @@
-/* A prefill node and a decode node as cores, joined by a lossless wire, with an engine that is a function of the tokens. The test plays
- * the router: it sends kvf_rmsg and finds what came back in a log. Time stands still unless the test moves it. */
+/* A prefill node and a decode node as cores, joined by a lossless wire, with an engine that is a function of the
+ * tokens. The test plays the router: it sends kvf_rmsg and finds what came back in a log. Time stands still unless the
+ * test moves it. */
 #ifndef KVF_TEST_RIG_H
 #define KVF_TEST_RIG_H
 #include "kvf/node.h"

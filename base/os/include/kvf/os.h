@@ -1,5 +1,5 @@
-/* kvf/os.h - what shells take from the operating system: clock, randomness, cores, host identity, a mailbox that wakes an
- * event loop. Cores never include this. */
+/* kvf/os.h - what shells take from the operating system: clock, randomness, cores, host identity, a mailbox that wakes
+ * an event loop. Cores never include this. */
 #ifndef KVF_OS_H
 #define KVF_OS_H
 #include "kvf/base.h"
@@ -21,7 +21,8 @@ uint64_t kvf_os_host_id(void);
 void kvf_os_usage(uint64_t *anon_bytes, uint64_t *rss_bytes, uint32_t *fds);
 
 /* A bounded multi-producer queue of pointers with a descriptor that polls readable while it is not empty.
- * put: any thread; KVF_AGAIN when full. take: one thread. Messages still inside at destroy are the owner's to drain first. */
+ * put: any thread; KVF_AGAIN when full. take: one thread. Messages still inside at destroy are the owner's to drain
+ * first. */
 typedef struct kvf_mailbox kvf_mailbox;
 kvf_status kvf_mailbox_create(uint32_t capacity, kvf_mailbox **out);
 void kvf_mailbox_destroy(kvf_mailbox *m);

@@ -1,13 +1,14 @@
 /* kvf/engine.h - a model loaded for computing, and a pool of KV pages it computes into.
  *
- * Page: K and V of one layer of one block of KVF_BLOCK_TOKENS tokens, contiguous: K [kv_heads][block_tokens][head_dim], then V the
- * same. Pages of one layer lie in one array indexed by block. Attention reads pages in place through block tables.
+ * Page: K and V of one layer of one block of KVF_BLOCK_TOKENS tokens, contiguous: K [kv_heads][block_tokens][head_dim],
+ * then V the same. Pages of one layer lie in one array indexed by block. Attention reads pages in place through block
+ * tables.
  *
- * Same bits (ARCHITECTURE.md): inside one numerics id the logits of a token depend only on the tokens before it, never on batch,
- * chunking, cache state, thread count or process.
+ * Same bits (ARCHITECTURE.md): inside one numerics id the logits of a token depend only on the tokens before it, never
+ * on batch, chunking, cache state, thread count or process.
  *
- * Threads: kvf_model is immutable and shared by engines. One thread at a time drives an engine (it runs its own worker pool);
- * kvf_engine_page may be read and written by other threads for blocks that the running step does not touch. */
+ * Threads: kvf_model is immutable and shared by engines. One thread at a time drives an engine (it runs its own worker
+ * pool); kvf_engine_page may be read and written by other threads for blocks that the running step does not touch. */
 #ifndef KVF_ENGINE_H
 #define KVF_ENGINE_H
 #include "kvf/base.h"
@@ -15,14 +16,18 @@
 
 #define KVF_BLOCK_TOKENS 16
 
-typedef enum { KVF_PRECISION_FAST, KVF_PRECISION_EXACT } kvf_precision; /* 8-bit activations per 32 values / f32 activations */
+typedef enum {
+    KVF_PRECISION_FAST,
+    KVF_PRECISION_EXACT
+} kvf_precision; /* 8-bit activations per 32 values / f32 activations */
 typedef enum { KVF_KV_F16, KVF_KV_F32 } kvf_kv_type;
 
 typedef struct kvf_model kvf_model;
 typedef struct {
     kvf_precision precision;
-    const char *kernels; /* NULL: best for this CPU; else "ref", "avx2", "avx512" ... (also from KVFERRY_CPU, read by the CLI) */
-    uint32_t threads;    /* for packing at load */
+    const char *kernels; /* NULL: best for this CPU; else "ref", "avx2", "avx512" ... (also from KVFERRY_CPU, read by
+                            the CLI) */
+    uint32_t threads; /* for packing at load */
 } kvf_model_options;
 /* Opens, checks and packs. err names file, tensor and reason. */
 kvf_status kvf_model_open(const char *path, const kvf_model_options *options, kvf_model **out, kvf_error *err);
@@ -35,18 +40,18 @@ uint64_t kvf_model_packed_bytes(const kvf_model *m);
 typedef struct kvf_engine kvf_engine;
 typedef struct {
     kvf_kv_type kv_type;
-    uint32_t blocks;         /* pool size */
-    uint32_t threads;        /* 1..64, including the caller's */
-    uint32_t tokens_max;     /* of one step, all sequences together: sizes the workspace */
-    uint32_t sequences_max;  /* of one step */
+    uint32_t blocks; /* pool size */
+    uint32_t threads; /* 1..64, including the caller's */
+    uint32_t tokens_max; /* of one step, all sequences together: sizes the workspace */
+    uint32_t sequences_max; /* of one step */
     uint32_t logit_rows_max; /* rows of logits wanted in one step */
     bool pin_threads;
 } kvf_engine_options;
 kvf_status kvf_engine_create(const kvf_model *m, const kvf_engine_options *options, kvf_engine **out, kvf_error *err);
 void kvf_engine_destroy(kvf_engine *e);
 
-/* Names activation type, KV type, kernel family where it changes bits, and version: "v1-int8g32-kvf16". NUL-terminated, kept
- * with the engine. Equal ids give equal bits. */
+/* Names activation type, KV type, kernel family where it changes bits, and version: "v1-int8g32-kvf16". NUL-terminated,
+ * kept with the engine. Equal ids give equal bits. */
 const char *kvf_engine_numerics(const kvf_engine *e);
 size_t kvf_engine_page_bytes(const kvf_engine *e);
 void *kvf_engine_page(kvf_engine *e, uint32_t layer, uint32_t block);
@@ -56,9 +61,9 @@ void kvf_engine_copy_block(kvf_engine *e, uint32_t to, uint32_t from, uint32_t t
 typedef struct {
     const uint32_t *tokens; /* [count] to compute now */
     uint32_t count;
-    uint32_t position;      /* of tokens[0]; all earlier positions are already in pages */
+    uint32_t position; /* of tokens[0]; all earlier positions are already in pages */
     const uint32_t *blocks; /* physical block of positions [16*i, 16*i+16), for i = 0 .. (position+count-1)/16 */
-    uint32_t logit_rows;    /* logits of the last so many tokens of this run (0: none, 1: the usual, count: all) */
+    uint32_t logit_rows; /* logits of the last so many tokens of this run (0: none, 1: the usual, count: all) */
 } kvf_engine_run;
 
 typedef struct {

@@ -1,6 +1,7 @@
 /* kvf/gguf.h - a GGUF v2/v3 model file, memory-mapped read-only and checked whole before anything of it is believed.
- * Every count, length, offset and size is checked against the file without overflow; a refusal names the file, the key or
- * tensor, and the reason. All processes of a host that open the same file share its pages. Immutable after open; any thread. */
+ * Every count, length, offset and size is checked against the file without overflow; a refusal names the file, the key
+ * or tensor, and the reason. All processes of a host that open the same file share its pages. Immutable after open; any
+ * thread. */
 #ifndef KVF_GGUF_H
 #define KVF_GGUF_H
 #include "kvf/base.h"

@@ -1,5 +1,6 @@
-/* kvf/model_spec.h - what a forward pass needs to know of a model, read from a GGUF file and checked: every dimension and every
- * tensor's shape and type against the hyperparameters. Tensors stay in the file's mapping (borrowed from the kvf_gguf). */
+/* kvf/model_spec.h - what a forward pass needs to know of a model, read from a GGUF file and checked: every dimension
+ * and every tensor's shape and type against the hyperparameters. Tensors stay in the file's mapping (borrowed from the
+ * kvf_gguf). */
 #ifndef KVF_MODEL_SPEC_H
 #define KVF_MODEL_SPEC_H
 #include "kvf/gguf.h"
@@ -16,7 +17,7 @@ typedef enum {
 typedef struct {
     const kvf_gguf_tensor *attn_norm, *attn_q, *attn_k, *attn_v, *attn_output;
     const kvf_gguf_tensor *attn_q_bias, *attn_k_bias, *attn_v_bias; /* NULL where the model has none */
-    const kvf_gguf_tensor *attn_q_norm, *attn_k_norm;               /* NULL where the model has none */
+    const kvf_gguf_tensor *attn_q_norm, *attn_k_norm; /* NULL where the model has none */
     const kvf_gguf_tensor *ffn_norm, *ffn_gate, *ffn_up, *ffn_down;
 } kvf_model_layer;
 
@@ -31,9 +32,9 @@ typedef struct {
     const float *rope_factors; /* rope_dims/2 divisors of the frequencies, or NULL; values finite and > 0 */
     /* Frequency of pair i, in double precision: rope_base^(-2i/rope_dims) / factor; linear scaling included. */
     double rope_scale; /* 1, or the reciprocal of a linear scaling factor */
-    bool head_tied;    /* logits come from the embedding matrix */
+    bool head_tied; /* logits come from the embedding matrix */
     const kvf_gguf_tensor *embedding, *output_norm, *output; /* output == embedding when tied */
-    kvf_model_layer *layer;                                  /* [layers], owned by the spec */
+    kvf_model_layer *layer; /* [layers], owned by the spec */
 } kvf_model_spec;
 
 /* On error nothing is left to free; err names file, tensor or key, and both values where they differ. */

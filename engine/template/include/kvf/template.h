@@ -1,8 +1,9 @@
 /* kvf/template.h - a sandboxed interpreter of the chat-template language (the Jinja2 subset that model files use).
- * No file, process, network or attribute of the host can be reached: values are JSON-like data, functions are a fixed list.
- * Budgets bound steps, depth and output. What is printed carries its origin byte by byte: literal text of the template and
- * trusted variables are trusted; text that came from messages, tools or other variables is not, through every operation
- * (slices, replace, join, filters). So a user's text can be printed but never become a control token. */
+ * No file, process, network or attribute of the host can be reached: values are JSON-like data, functions are a fixed
+ * list. Budgets bound steps, depth and output. What is printed carries its origin byte by byte: literal text of the
+ * template and trusted variables are trusted; text that came from messages, tools or other variables is not, through
+ * every operation (slices, replace, join, filters). So a user's text can be printed but never become a control token.
+ */
 #ifndef KVF_TEMPLATE_H
 #define KVF_TEMPLATE_H
 #include "kvf/base.h"
@@ -11,9 +12,10 @@
 typedef struct kvf_template kvf_template;
 
 typedef struct {
-    uint64_t steps_max;  /* evaluated nodes; default 1,000,000 */
-    uint32_t depth_max;  /* nesting of expressions, blocks and macro calls; default 100 */
-    size_t output_max;   /* bytes; default 16 MiB; also bounds any string made on the way, and total memory to a small multiple */
+    uint64_t steps_max; /* evaluated nodes; default 1,000,000 */
+    uint32_t depth_max; /* nesting of expressions, blocks and macro calls; default 100 */
+    size_t output_max; /* bytes; default 16 MiB; also bounds any string made on the way, and total memory to a small
+                          multiple */
 } kvf_template_limits;
 void kvf_template_limits_default(kvf_template_limits *limits);
 

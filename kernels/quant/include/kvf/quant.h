@@ -1,6 +1,6 @@
 /* kvf/quant.h - the number formats of model files: sizes and exact conversion to f32.
- * Type numbers are those of the GGUF file format. Conversion follows each format's published layout bit for bit and is the
- * oracle for every packed kernel. Pure functions; any thread. */
+ * Type numbers are those of the GGUF file format. Conversion follows each format's published layout bit for bit and is
+ * the oracle for every packed kernel. Pure functions; any thread. */
 #ifndef KVF_QUANT_H
 #define KVF_QUANT_H
 #include "kvf/base.h"
@@ -28,7 +28,7 @@ typedef enum {
 } kvf_dtype;
 
 typedef struct {
-    const char *name;      /* "Q4_1" */
+    const char *name; /* "Q4_1" */
     uint32_t block_values; /* values in one block, 1 for plain types */
     uint32_t block_bytes;
 } kvf_dtype_info;

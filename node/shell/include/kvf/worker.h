@@ -1,7 +1,7 @@
 /* kvf/worker.h - a node process: the node core, its engine thread, its links and its control listener.
  *
- * Threads: the caller's runs the core and the links (one libevent base); one thread computes steps; gRPC loops only decode and
- * hand over. They meet in one mailbox. */
+ * Threads: the caller's runs the core and the links (one libevent base); one thread computes steps; gRPC loops only
+ * decode and hand over. They meet in one mailbox. */
 #ifndef KVF_WORKER_H
 #define KVF_WORKER_H
 #include "kvf/base.h"
@@ -15,17 +15,17 @@ typedef struct {
     kvf_precision precision;
     kvf_kv_type kv_type;
     const char *kernels; /* NULL: best */
-    uint32_t threads;    /* 0: all cores this process may use */
+    uint32_t threads; /* 0: all cores this process may use */
     bool pin_threads;
     uint64_t kv_memory_bytes;
-    const char *listen;          /* control, "127.0.0.1:0" or "unix:/path" */
+    const char *listen; /* control, "127.0.0.1:0" or "unix:/path" */
     const char *listen_transfer; /* "127.0.0.1:0"; NULL: no TCP */
-    const char *advertise_host;  /* NULL: as listened */
+    const char *advertise_host; /* NULL: as listened */
     bool shm;
     bool allow_unequal_numerics;
     uint32_t chunk_tokens, chunk_tokens_mixed, sequences_max, requests_max, queue_max, expected_output;
-    kvf_time_ns grant_ttl_ns, hold_ttl_ns, router_grace_ns, queue_ttl_ns, heartbeat_ns, peer_timeout_ns, status_interval_ns,
-        drain_ns;
+    kvf_time_ns grant_ttl_ns, hold_ttl_ns, router_grace_ns, queue_ttl_ns, heartbeat_ns, peer_timeout_ns,
+        status_interval_ns, drain_ns;
 } kvf_worker_options;
 void kvf_worker_options_default(kvf_worker_options *o);
 

@@ -1,13 +1,14 @@
 /* kvf/msg.h - what routers and nodes say to each other, as plain C values: the vocabulary of the cores.
- * Shells turn them into protobuf (kvferry.internal.v1) and back; the simulator hands them over as they are. Pointers are borrowed
- * until the call returns. Nothing here is floating point: sampling parameters and logprobs travel as opaque bytes. */
+ * Shells turn them into protobuf (kvferry.internal.v1) and back; the simulator hands them over as they are. Pointers
+ * are borrowed until the call returns. Nothing here is floating point: sampling parameters and logprobs travel as
+ * opaque bytes. */
 #ifndef KVF_MSG_H
 #define KVF_MSG_H
 #include "kvf/base.h"
 #include "kvf/hash.h"
 
 #define KVF_WIRE_VERSION 1
-#define KVF_NAME_MAX 64    /* node and router names, with NUL */
+#define KVF_NAME_MAX 64 /* node and router names, with NUL */
 #define KVF_ADDRESS_MAX 128
 #define KVF_TEXT_MAX 240
 #define KVF_CHOICES_MAX 32 /* n */
@@ -35,23 +36,23 @@ typedef struct {
     const uint32_t *tokens; /* prompt, then the output tokens the router has accepted (only with n == 1) */
     uint32_t tokens_count;
     uint32_t prompt_count; /* never changes over attempts */
-    uint32_t n;            /* choices to make, 1..KVF_CHOICES_MAX */
-    uint32_t choice_base;  /* index of the first choice: stream of random numbers, name of its tokens */
-    uint32_t output_max;   /* output tokens per choice, counted from prompt_count; prompt + output_max <= context */
+    uint32_t n; /* choices to make, 1..KVF_CHOICES_MAX */
+    uint32_t choice_base; /* index of the first choice: stream of random numbers, name of its tokens */
+    uint32_t output_max; /* output tokens per choice, counted from prompt_count; prompt + output_max <= context */
     bool output_max_given; /* the client named it: booked in full when small */
-    int32_t priority;      /* higher first */
+    int32_t priority; /* higher first */
     kvf_time_ns time_left_ns; /* KVF_TIME_NEVER: no deadline */
-    kvf_hash128 salt;      /* of the client's cache_salt, zero hash for none; part of the root */
-    uint32_t ship_min;     /* uncached tokens below which the decode node computes alone: 0 always ship, UINT32_MAX never */
+    kvf_hash128 salt; /* of the client's cache_salt, zero hash for none; part of the root */
+    uint32_t ship_min; /* uncached tokens below which the decode node computes alone: 0 always ship, UINT32_MAX never */
     uint32_t prompt_logprobs; /* 0: not wanted; k + 1: wanted with k best; such a request reads no cached prefix */
-    kvf_span sampling;     /* a kvf_sampling, opaque to cores */
+    kvf_span sampling; /* a kvf_sampling, opaque to cores */
 } kvf_work;
 
 /* Where a prefill node ships to. */
 typedef struct {
     char node[KVF_NAME_MAX];
     uint64_t epoch;
-    char address[KVF_ADDRESS_MAX];       /* "tcp:host:port" */
+    char address[KVF_ADDRESS_MAX]; /* "tcp:host:port" */
     char local_address[KVF_ADDRESS_MAX]; /* "shm:name", of use on host_id only; empty: none */
     uint64_t host_id;
     uint64_t grant;
@@ -63,16 +64,16 @@ typedef struct {
 typedef struct {
     kvf_request_id request;
     uint32_t attempt;
-    uint32_t index;         /* choice */
+    uint32_t index; /* choice */
     uint32_t next_position; /* first token position the router does not have */
 } kvf_live;
 
 typedef enum {
     KVF_R_HELLO = 1, /* opens a session, again after every reconnect */
-    KVF_R_RESERVE,   /* to the node that will decode; with ship_min UINT32_MAX: run it all there */
+    KVF_R_RESERVE, /* to the node that will decode; with ship_min UINT32_MAX: run it all there */
     KVF_R_PREFILL,
     KVF_R_CANCEL, /* idempotent, remembered when it comes first */
-    KVF_R_ACK,    /* token batches up to and including `number` are accepted; the node forgets them */
+    KVF_R_ACK, /* token batches up to and including `number` are accepted; the node forgets them */
     KVF_R_DRAIN,
     KVF_R_UNDRAIN,
     KVF_R_SET_ROLE,
@@ -102,7 +103,7 @@ typedef struct {
         struct {
             kvf_request_id request;
             uint32_t attempt; /* 0: all */
-            bool finished;    /* the request ended well: not counted as an abort */
+            bool finished; /* the request ended well: not counted as an abort */
         } cancel;
         struct {
             uint64_t number;
@@ -119,7 +120,7 @@ typedef struct {
         struct {
             uint64_t query;
             kvf_request_id request; /* counter 0: any */
-            kvf_hash128 name;       /* zero: any */
+            kvf_hash128 name; /* zero: any */
             uint32_t limit;
         } blocks;
     };
@@ -129,11 +130,12 @@ typedef struct {
     kvf_request_id request;
     uint32_t attempt;
     uint32_t index;
-    uint32_t position; /* of this token in the sequence; the first output token of a fresh request has position prompt_count */
+    uint32_t position; /* of this token in the sequence; the first output token of a fresh request has position
+                          prompt_count */
     uint32_t token;
     kvf_end end;
-    bool repeated;     /* Started repeats what the prefill node has already said */
-    kvf_span sample;   /* a kvf_sample; empty when no logprobs are wanted */
+    bool repeated; /* Started repeats what the prefill node has already said */
+    kvf_span sample; /* a kvf_sample; empty when no logprobs are wanted */
 } kvf_token_item;
 
 typedef struct {
@@ -141,8 +143,9 @@ typedef struct {
     kvf_role role;
     uint32_t running, waiting;
     uint64_t waiting_tokens; /* prompt tokens not yet computed of waiting and prefilling requests */
-    uint32_t blocks_total, blocks_free, blocks_filling, blocks_sealed, blocks_pinned, blocks_in_use, blocks_booked, blocks_evictable;
-    uint32_t waste_ppm;  /* empty slots of allocated blocks, parts per million */
+    uint32_t blocks_total, blocks_free, blocks_filling, blocks_sealed, blocks_pinned, blocks_in_use, blocks_booked,
+        blocks_evictable;
+    uint32_t waste_ppm; /* empty slots of allocated blocks, parts per million */
     uint64_t prefill_tokens, decode_tokens; /* computed since start */
     uint64_t prefill_busy_ns, decode_busy_ns;
     uint64_t pages_sent, bytes_sent, pages_received, bytes_received, frames_rejected;
@@ -197,7 +200,7 @@ typedef enum {
     KVF_N_REFUSED,
     KVF_N_STALE,
     KVF_N_ALREADY_STARTED,
-    KVF_N_TOKENS,  /* one per step and router */
+    KVF_N_TOKENS, /* one per step and router */
     KVF_N_STARTED, /* committed: decoding from here */
     KVF_N_SHIPPED, /* prefill node: the hand-off ended, with what it cost */
     KVF_N_FAILED,
@@ -254,8 +257,8 @@ typedef struct {
             uint32_t pages;
             uint64_t bytes;
             kvf_time_ns queue_ns, prefill_ns; /* waiting, computing */
-            kvf_time_ns transfer_ns;          /* first page sent to commit acknowledged */
-            kvf_time_ns exposed_ns;           /* the part of it after the last token was computed */
+            kvf_time_ns transfer_ns; /* first page sent to commit acknowledged */
+            kvf_time_ns exposed_ns; /* the part of it after the last token was computed */
         } shipped;
         struct {
             kvf_stage stage;
