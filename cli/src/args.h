@@ -65,7 +65,8 @@ struct kvf_command {
     kvf_status (*other)(
         void *options, const char *name, const char *value, const char *next, bool *took_next, kvf_error *err);
     void (*other_help)(const char *word, FILE *out);
-    /* Exit status. options: its texts stay valid; what `other` allocated is run's to free. */
+    void (*fini)(void *options); /* frees what `other` allocated; may be NULL */
+    /* Exit status. options: its texts stay valid. */
     int (*run)(const kvf_command *command, const void *options, const kvf_args *args);
 };
 

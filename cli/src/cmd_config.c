@@ -34,7 +34,6 @@ static int run_explain(const kvf_command *command, const void *options, const kv
     kvf_config *c = kvf_settings_load(command, &o, &status);
     if (c) kvf_config_explain(c, stdout);
     if (c) kvf_config_destroy(c);
-    kvf_settings_options_fini(&o);
     return status;
 }
 
@@ -78,6 +77,7 @@ const kvf_command kvf_cmd_config_explain = {
     .options_bytes = sizeof(kvf_settings_options),
     .other = kvf_settings_other,
     .other_help = kvf_settings_help,
+    .fini = kvf_settings_fini,
     .run = run_explain,
 };
 static const kvf_arg schema_rows[] = {

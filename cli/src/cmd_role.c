@@ -126,14 +126,10 @@ static int run_node(const kvf_command *command, const kvf_settings_options *o, k
 }
 
 static int run_prefill(const kvf_command *command, const void *options, const kvf_args *args) {
-    int status = run_node(command, options, KVF_ROLE_PREFILL);
-    kvf_settings_options_fini(options);
-    return status;
+    return run_node(command, options, KVF_ROLE_PREFILL);
 }
 static int run_decode(const kvf_command *command, const void *options, const kvf_args *args) {
-    int status = run_node(command, options, KVF_ROLE_DECODE);
-    kvf_settings_options_fini(options);
-    return status;
+    return run_node(command, options, KVF_ROLE_DECODE);
 }
 
 /* ---- router ---- */
@@ -317,7 +313,6 @@ static int run_router(const kvf_command *command, const void *opts, const kvf_ar
     }
     free(m);
     if (c) kvf_config_destroy(c);
-    kvf_settings_options_fini(o);
     return status;
 }
 
@@ -345,6 +340,7 @@ static const kvf_arg router_rows[] = {
         .options_bytes = sizeof(kvf_settings_options),                                                                 \
         .other = kvf_settings_other,                                                                                   \
         .other_help = kvf_settings_help,                                                                               \
+        .fini = kvf_settings_fini,                                                                                     \
         .run = fn}
 ROLE_COMMAND(kvf_cmd_router, "router", "the router: takes requests, assigns nodes", router_rows, run_router);
 ROLE_COMMAND(kvf_cmd_prefill_node, "prefill-node", "a node that computes prompts", node_rows, run_prefill);

@@ -199,7 +199,6 @@ done:
     if (c) kvf_config_destroy(c);
     for (uint32_t i = 0; k && i < k->strings_count; i++) free(k->strings[i]);
     free(k);
-    kvf_settings_options_fini(o);
     return status;
 }
 
@@ -223,5 +222,6 @@ const kvf_command kvf_cmd_serve = {
     .defaults = &defaults,
     .other = kvf_settings_other,
     .other_help = kvf_settings_help,
+    .fini = kvf_settings_fini,
     .run = run,
 };

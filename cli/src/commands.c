@@ -144,6 +144,7 @@ static int run_command(const kvf_command *command, int argc, char *const *argv) 
         status = command->run(command, options, &args);
     }
     kvf_args_fini(&args);
+    if (command->fini) command->fini(options);
     free(options);
     /* A full disk must not look like success. */
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == KVF_EXIT_OK) {

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-void kvf_settings_options_fini(const kvf_settings_options *o) {
+void kvf_settings_fini(void *options) {
+    kvf_settings_options *o = options;
     for (uint32_t i = 0; i < o->flags_count; i++) free(o->flags[i]);
 }
 

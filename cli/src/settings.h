@@ -8,17 +8,17 @@
 #define KVF_SETTINGS_FLAGS_MAX 96
 typedef struct {
     const char *file;
-    char *flags[KVF_SETTINGS_FLAGS_MAX]; /* "name=value", owned, freed by kvf_settings_options_fini */
+    char *flags[KVF_SETTINGS_FLAGS_MAX]; /* "name=value", owned, freed by kvf_settings_fini */
     uint32_t flags_count;
     kvf_arg_texts nodes; /* router: ID,ROLE,ADDRESS */
     uint32_t prefill, decode; /* serve */
     bool when_connected; /* router under serve: ready means that all nodes are there */
 } kvf_settings_options;
-void kvf_settings_options_fini(const kvf_settings_options *o);
 
-/* For kvf_command: options that are flags of the table. */
+/* For kvf_command, where kvf_settings_options are the options: those that are flags of the table. */
 kvf_status kvf_settings_other(
     void *options, const char *name, const char *value, const char *next, bool *took_next, kvf_error *err);
+void kvf_settings_fini(void *options);
 void kvf_settings_help(const char *word, FILE *out);
 
 /* NULL: every mistake was printed and *exit_status set (64 where a flag is wrong, else 78). */
