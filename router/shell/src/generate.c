@@ -300,6 +300,8 @@ static void on_failed(kvf_router_shell *s, front_request *r, const kvf_router_ac
     } else {
         front_fault_send(r->call, &f);
     }
+    if (f.code != KVF_RPC_CANCELLED && f.code != KVF_RPC_DEADLINE_EXCEEDED)
+        kvf_log(KVF_LOG_WARN, "router", "req %s failed: %s: %s", r->id_text, f.reason, f.text);
     finish_line(s, r, &a->failed.usage, f.reason);
     front_request_end(r);
 }

@@ -161,6 +161,18 @@ static void retry_later(node_link *l) {
     evtimer_add(l->retry, &tv);
 }
 
+/* A channel that failed waits longer and longer before it connects again; how long to wait is decided here, so a fresh
+ * one. */
+static kvf_status fresh_channel(kvf_router_shell *s, node_link *l) {
+    kvf_rpc_channel_opts opts = {.address = l->address, .stream_buffer_bytes_max = SEND_BUFFER_BYTES};
+    kvf_rpc_channel *channel;
+    kvf_status status = kvf_rpc_channel_create(s->rpc, &opts, &channel);
+    if (status != KVF_OK) return status;
+    if (l->channel) kvf_rpc_channel_destroy(l->channel);
+    l->channel = channel;
+    return KVF_OK;
+}
+
 static void open_session(kvf_router_shell *s, uint32_t index, bool probe) {
     node_link *l = &s->links[index];
     KVF_ASSERT(l->used && !l->session);
@@ -199,7 +211,10 @@ static void on_retry(evutil_socket_t fd, short what, void *self) {
     (void)what;
     node_link *l = self;
     kvf_router_shell *s = l->shell;
-    if (l->used && !l->session) open_session(s, (uint32_t)(l - s->links), true);
+    if (l->used && !l->session) {
+        if (l->failures) fresh_channel(s, l); /* no memory: the old one serves */
+        open_session(s, (uint32_t)(l - s->links), true);
+    }
     front_shell_pump(s);
 }
 
@@ -279,13 +294,9 @@ void front_nodes_close(kvf_router_shell *s, uint32_t node) {
 /* ---- members ---- */
 
 static kvf_status connect_link(kvf_router_shell *s, node_link *l, const char *address) {
-    kvf_rpc_channel_opts opts = {.address = address, .stream_buffer_bytes_max = SEND_BUFFER_BYTES};
-    kvf_rpc_channel *channel;
-    kvf_status status = kvf_rpc_channel_create(s->rpc, &opts, &channel);
-    if (status != KVF_OK) return status;
-    if (l->channel) kvf_rpc_channel_destroy(l->channel);
-    l->channel = channel;
     snprintf(l->address, sizeof l->address, "%s", address);
+    kvf_status status = fresh_channel(s, l);
+    if (status != KVF_OK) return status;
     l->failures = 0;
     struct timeval now = {0, 0};
     evtimer_add(l->retry, &now);
@@ -303,7 +314,7 @@ static node_link *find_link(kvf_router_shell *s, const char *id, const char *add
 static kvf_status add(kvf_router_shell *s, const char *id, kvf_role role, const char *address) {
     node_link *l = find_link(s, id, address);
     if (l) {
-        if (strcmp(l->address, address) == 0 && l->session) return KVF_OK;
+        if (strcmp(l->address, address) == 0 && l->session && l->session->open) return KVF_OK;
         bool open = l->session && l->session->open;
         forget_session(l);
         if (open) kvf_router_on_session_down(s->core, kvf_os_now_ns(), (uint32_t)(l - s->links));
