@@ -152,6 +152,7 @@ static void request_fill(kvf_router *r, kvf_time_ns now, const kvf_router_reques
         .salt = in->salt,
         .mode = in->mode,
         .prompt_logprobs = in->prompt_logprobs,
+        .prompt_logprobs_next = in->prompt_logprobs ? 1 : 0, /* nothing comes before the first token */
         .sampling_bytes = (uint32_t)in->sampling.len_bytes,
         .first_seq = RT_NONE,
         .open_choices = n,

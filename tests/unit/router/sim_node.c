@@ -204,7 +204,7 @@ static void say_logprobs(sim *s, uint32_t node, const sim_work *w) {
     if (!w->logprobs) return;
     uint32_t samples[SIM_CONTEXT];
     for (uint32_t i = 0; i < w->prompt_count; i++) samples[i] = i * 3 + 1;
-    for (uint32_t start = 0; start < w->prompt_count;) {
+    for (uint32_t start = w->hash % 2; start < w->prompt_count;) { /* with the first token or without */
         uint32_t part = 1 + (uint32_t)kvf_rng_below(&s->rng, 16), count = KVF_MIN(w->prompt_count - start, part);
         kvf_nmsg m = {.kind = KVF_N_PROMPT_LOGPROBS, .request = w->request, .attempt = w->attempt};
         m.prompt_logprobs.start = start;

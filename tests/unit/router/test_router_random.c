@@ -112,7 +112,8 @@ static void submit(world *w) {
     c->n = sim_chance(&w->s, 2500) ? 1 + (uint32_t)kvf_rng_below(rng, SIM_CHOICES) : 1;
     bool given = !sim_chance(&w->s, 1500);
     c->output_max = given ? (uint32_t)kvf_rng_below(rng, 25) : SIM_CONTEXT - c->prompt_count;
-    c->logprobs = sim_chance(&w->s, 1000) ? 1 : 0;
+    c->logprobs = c->prompt_count > 1 && sim_chance(&w->s, 1000) ? 1 : 0;
+    c->logprobs_next = 1;
     c->stop_after = sim_chance(&w->s, 2000) ? 1 + (uint32_t)kvf_rng_below(rng, 8) : 0;
     c->has_deadline = sim_chance(&w->s, 500);
     for (uint32_t k = 0; k < SIM_CHOICES; k++) c->next[k] = c->prompt_count;

@@ -178,6 +178,10 @@ static void prompt_only(void **state) {
     m.prompt_logprobs.count = 10;
     m.prompt_logprobs.samples = (kvf_span){samples, 20};
     bench_say(&b, D, &m);
+    const bench_action *first = bench_find(&b, KVF_ROUTER_PROMPT_LOGPROBS, 0);
+    assert_int_equal(first->a.prompt_logprobs.start, 1); /* the first token has none */
+    assert_int_equal(first->a.prompt_logprobs.count, 11);
+    assert_ptr_equal(first->a.prompt_logprobs.samples.data, samples + 2);
     const bench_action *second = bench_find(&b, KVF_ROUTER_PROMPT_LOGPROBS, 1);
     assert_int_equal(second->a.prompt_logprobs.start, 12);
     assert_int_equal(second->a.prompt_logprobs.count, 8);

@@ -131,7 +131,8 @@ typedef enum {
     KVF_ROUTER_SEND = 1, /* to a node whose session is up */
     KVF_ROUTER_ADMITTED,
     KVF_ROUTER_TOKEN,
-    KVF_ROUTER_PROMPT_LOGPROBS,
+    KVF_ROUTER_PROMPT_LOGPROBS, /* from position 1 on: nothing comes before the first token, whatever the node says of
+                                   it */
     KVF_ROUTER_FINISHED,
     KVF_ROUTER_FAILED,
     KVF_ROUTER_ADMIN_ANSWER, /* AUDIT, BLOCKS or FLUSHED of a node, with the query of the call */
