@@ -48,6 +48,17 @@ printf 'Say hi.\n/reset\nSay ho.\n' | "$kvferry" chat --router "$grpc" -n 4 --te
 "$kvferry" kv --router "$admin" --blocks | grep -q '^d0 ' || die "kv"
 "$kvferry" nodes --router "$grpc" 2>&1 | grep -q 'admin=' || die "no hint at the other listener"
 
+# Ctrl-C: the request is cancelled, the command ends with 1, and the cluster keeps nothing of it.
+mkfifo "$tmp/stream"
+"$kvferry" complete --router "$grpc" 'One two three' --ignore-eos --temperature 0 >"$tmp/stream" 2>"$tmp/said" &
+client=$!
+exec 6<"$tmp/stream"
+read -r -n 1 -u 6 || die "no first character"
+kill -INT $client
+cat <&6 >/dev/null
+wait $client
+[ $? = 1 ] && grep -q cancelled "$tmp/said" || die "interrupt: $(cat "$tmp/said")"
+
 before=$(child decode-node)
 kill -9 "$before"
 while read -r -t 120 -u 5 logged; do [[ $logged == *"d0 is back"* ]] && break; done
@@ -58,8 +69,16 @@ after=$(child decode-node)
 cmp -s "$tmp/always" "$tmp/again" || die "after the kill the answer differs"
 "$kvferry" audit --router "$admin" >"$tmp/audit" || die "audit: $(cat "$tmp/audit")"
 
+# TERM while a stream runs: the stream goes on to its end, then all end.
 children=$(cat /proc/"$server"/task/"$server"/children)
+"$kvferry" complete --router "$grpc" 'One two three' -n 60 --ignore-eos --temperature 0 --stats >"$tmp/stream" 2>"$tmp/said" &
+client=$!
+exec 6<"$tmp/stream"
+read -r -n 1 -u 6 || die "no first character"
 kill -TERM "$server"
+cat <&6 >/dev/null
+wait $client || die "the running stream was cut: $(cat "$tmp/said")"
+grep -q ' 60 new' "$tmp/said" || die "the running stream was cut: $(cat "$tmp/said")"
 wait "$server"
 status=$?
 server=
