@@ -129,8 +129,7 @@ static bool submit(kvf_router_shell *s, front_request *r, fault *f) {
         .deadline_ns = r->deadline_ns,
         .salt = p->salt,
         .mode = p->mode,
-        /* Of a single token there is nothing to wait for. */
-        .prompt_logprobs = p->prompt.count > 1 ? p->prompt_logprobs : 0,
+        .prompt_logprobs = p->prompt_logprobs,
         .sampling = {&p->sampling, sizeof p->sampling},
         .client = (uint64_t)s->slots[slot].generation << 32 | slot};
     kvf_request_id id;
@@ -307,15 +306,9 @@ static void on_failed(kvf_router_shell *s, front_request *r, const kvf_router_ac
 }
 
 static void on_prompt_logprobs(front_request *r, const kvf_router_action *a) {
-    uint32_t start = a->prompt_logprobs.start, count = a->prompt_logprobs.count;
-    const uint8_t *samples = a->prompt_logprobs.samples.data;
+    uint32_t count = a->prompt_logprobs.count;
     if (r->dropped || a->prompt_logprobs.samples.len_bytes != count * sizeof(kvf_sample)) return;
-    if (start == 0) { /* told when the request was admitted */
-        start++;
-        count--;
-        samples += sizeof(kvf_sample);
-    }
-    if (count) front_tell_prompt_logprobs(r, start, samples, count);
+    front_tell_prompt_logprobs(r, a->prompt_logprobs.start, a->prompt_logprobs.samples.data, count);
 }
 
 void front_generate_act(kvf_router_shell *s, const kvf_router_action *a) {

@@ -40,7 +40,6 @@ typedef struct {
     node_session *session;
     kvf_nmsg message;
     kvf_arena arena; /* what message points into: its bytes first, then what was made of them */
-    kvf_sample *padded; /* see pad_prompt_logprobs */
 } node_message;
 
 static void session_put(node_session *n) {
@@ -61,7 +60,6 @@ static void run_message(inbox_item *item, void *shell);
 static void drop_message(inbox_item *item) {
     node_message *m = (node_message *)(void *)((char *)item - offsetof(node_message, item));
     free(m->arena.base);
-    free(m->padded);
     session_put(m->session);
     free(m);
 }
@@ -81,22 +79,6 @@ static kvf_status keep(node_message *m, const ProtobufCMessage *message, kvf_err
     }
 }
 
-/* Nodes say the logprobs of a prompt from position 1 on, as the first token has none; the core counts from 0. */
-static kvf_status pad_prompt_logprobs(node_message *m) {
-    kvf_nmsg *msg = &m->message;
-    kvf_span in = msg->prompt_logprobs.samples;
-    uint32_t count = msg->prompt_logprobs.count;
-    if (msg->kind != KVF_N_PROMPT_LOGPROBS || msg->prompt_logprobs.start != 1) return KVF_OK;
-    if (in.len_bytes != sizeof *m->padded * count) return KVF_ERR_FORMAT;
-    m->padded = calloc(count + 1u, sizeof *m->padded);
-    if (!m->padded) return KVF_ERR_NO_MEMORY;
-    if (count) memcpy(m->padded + 1, in.data, in.len_bytes);
-    msg->prompt_logprobs.start = 0;
-    msg->prompt_logprobs.count = count + 1;
-    msg->prompt_logprobs.samples = (kvf_span){m->padded, sizeof *m->padded * (count + 1)};
-    return KVF_OK;
-}
-
 static void on_message(kvf_rpc_session *session, void *user, const ProtobufCMessage *message) {
     node_session *n = user;
     kvf_error err = {0};
@@ -109,7 +91,7 @@ static void on_message(kvf_rpc_session *session, void *user, const ProtobufCMess
     m->item = (inbox_item){.run = run_message, .drop = drop_message};
     m->session = n;
     atomic_fetch_add(&n->refs, 1);
-    if (keep(m, message, &err) == KVF_OK && pad_prompt_logprobs(m) == KVF_OK) {
+    if (keep(m, message, &err) == KVF_OK) {
         front_inbox_put(&n->shell->inbox, &m->item);
         return;
     }
