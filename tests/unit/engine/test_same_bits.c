@@ -141,7 +141,7 @@ static void all_kernels(void **state) {
         uint32_t tokens;
     } models[] = {{GOLDEN "tiny/llama.gguf", 300}, {GOLDEN "tiny/qwen3.gguf", 100}, {SAMPLE_MODEL, 3}};
     for (size_t i = 0; i < KVF_COUNT_OF(models) * 2; i++) {
-        if (access(models[i / 2].path, R_OK) != 0) continue;
+        if (access(models[i / 2].path, R_OK) != 0 || (SANITIZED && i / 2 == 2)) continue;
         uint32_t tokens[TOKENS_MAX], n = models[i / 2].tokens;
         float *want = NULL;
         size_t bytes = 0;
