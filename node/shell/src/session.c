@@ -10,10 +10,14 @@
 /* ------------------------------------------------------------------ shared between gRPC loops and the core thread */
 
 static void session_unref(session *s) {
-    if (atomic_fetch_sub(&s->refs, 1) == 1) {
-        kvf_rpc_call_unref(s->call);
-        free(s);
-    }
+    if (atomic_fetch_sub(&s->refs, 1) == 1) free(s);
+}
+
+/* Core thread. The call keeps the session until its own last reference is gone, so ours must go first. */
+void session_drop_call(session *s) {
+    if (!s->call) return;
+    kvf_rpc_call_unref(s->call);
+    s->call = NULL;
 }
 
 void inbox_free(inbox_item *item) {
@@ -24,12 +28,20 @@ void inbox_free(inbox_item *item) {
 
 /* Blocks never: a full inbox means that the core is far behind, and the router's stream is ended rather than left to
  * wait. */
-static void put(session *s, inbox_item *item) {
+static void put(kvf_rpc_call *call, session *s, inbox_item *item) {
     item->session = s;
     atomic_fetch_add(&s->refs, 1);
     if (kvf_mailbox_put(s->worker->inbox, item) == KVF_OK) return;
-    kvf_rpc_abort(s->call, KVF_RPC_RESOURCE_EXHAUSTED, "the node's inbox is full");
+    kvf_rpc_abort(
+        call, KVF_RPC_RESOURCE_EXHAUSTED, "the node's inbox is full"); /* the core learns it at its next push */
     inbox_free(item);
+}
+
+static void say_closed(kvf_rpc_call *call, session *s) {
+    inbox_item *item = calloc(1, sizeof *item);
+    if (!item) return;
+    item->kind = INBOX_CLOSED;
+    put(call, s, item);
 }
 
 /* The protobuf message is borrowed until on_message returns, so its bytes are packed into the item's own memory and
@@ -59,27 +71,18 @@ static void on_message(kvf_rpc_call *call, void *user, const ProtobufCMessage *m
             call, KVF_RPC_INVALID_ARGUMENT, NULL, "%s", status == KVF_ERR_NO_ROOM ? "message too large" : err.message);
         free(memory);
         free(item);
+        say_closed(call, s);
         return;
     }
-    put(s, item);
-}
-
-static void say_closed(session *s) {
-    inbox_item *item = calloc(1, sizeof *item);
-    if (!item) return;
-    item->kind = INBOX_CLOSED;
-    put(s, item);
+    put(call, s, item);
 }
 
 static void on_half_close(kvf_rpc_call *call, void *user) {
     kvf_rpc_stream_end(call);
-    say_closed(user);
+    say_closed(call, user);
 }
 
-static void on_cancel(kvf_rpc_call *call, void *user) {
-    (void)call;
-    say_closed(user);
-}
+static void on_cancel(kvf_rpc_call *call, void *user) { say_closed(call, user); }
 
 static void on_release(void *user) { session_unref(user); }
 
@@ -105,12 +108,16 @@ void session_forget(kvf_worker *w, uint32_t slot) {
     session *s = w->sessions[slot];
     w->sessions[slot] = NULL;
     s->slot = NO_SLOT;
+    session_drop_call(s);
     session_unref(s);
 }
 
 static void close_session(kvf_worker *w, session *s) {
-    if (s->slot == NO_SLOT) return;
     uint32_t slot = s->slot;
+    if (slot == NO_SLOT) {
+        session_drop_call(s);
+        return;
+    }
     session_forget(w, slot);
     kvf_node_on_session_down(w->core, kvf_os_now_ns(), slot);
 }
@@ -134,7 +141,7 @@ void session_take(kvf_worker *w, inbox_item *item) {
         close_session(w, s);
         return;
     }
-    if (kvf_rpc_call_gone(s->call)) return; /* its end is on the way */
+    if (!s->call || kvf_rpc_call_gone(s->call)) return; /* over, or its end is on the way */
     if (s->slot == NO_SLOT) {
         if (item->message.kind != KVF_R_HELLO) {
             kvf_rpc_fail(s->call, KVF_RPC_FAILED_PRECONDITION, NULL, "the first message of a session is Hello");
@@ -157,10 +164,10 @@ void session_send(kvf_worker *w, uint32_t slot, const kvf_nmsg *m) {
     kvf_status status = memory ? kvf_wire_nmsg_pack(m, &arena, &packed) : KVF_ERR_NO_MEMORY;
     if (status == KVF_OK) status = kvf_rpc_stream_push_packed(s->call, packed);
     free(memory);
-    if (status == KVF_OK || status == KVF_ERR_GONE) return; /* gone: its end is on the way */
-    /* The router does not read: cut it loose, it learns what it missed when it says Hello again. */
-    kvf_log(KVF_LOG_WARN, "session", "router stream %u: message %d not sent: %s", slot, (int)m->kind,
-        kvf_status_text(status));
+    if (status == KVF_OK) return;
+    /* Gone, or the router does not read: cut it loose, it learns what it missed when it says Hello again. */
+    kvf_log(status == KVF_ERR_GONE ? KVF_LOG_DEBUG : KVF_LOG_WARN, "session",
+        "router stream %u: message %d not sent: %s", slot, (int)m->kind, kvf_status_text(status));
     kvf_rpc_abort(s->call, KVF_RPC_RESOURCE_EXHAUSTED, "the session's send buffer is full");
     close_session(w, s);
 }

@@ -355,7 +355,10 @@ void kvf_worker_destroy(kvf_worker *w) {
     if (w->endpoint) kvf_endpoint_destroy(w->endpoint);
     if (w->inbox) {
         inbox_item *item;
-        while ((item = kvf_mailbox_take(w->inbox))) inbox_free(item);
+        while ((item = kvf_mailbox_take(w->inbox))) {
+            if (item->session) session_drop_call(item->session);
+            inbox_free(item);
+        }
     }
     for (uint32_t i = 0; i < SESSIONS_MAX; i++)
         if (w->sessions[i]) session_forget(w, i);

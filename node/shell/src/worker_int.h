@@ -17,7 +17,7 @@
  * inbox. */
 typedef struct {
     kvf_worker *worker;
-    kvf_rpc_call *call; /* our reference */
+    kvf_rpc_call *call; /* our reference; core thread; NULL: the stream is over */
     uint32_t slot; /* core thread; NO_SLOT: none yet or no more */
     atomic_int refs; /* the stream's and one per inbox message */
 } session;
@@ -62,6 +62,7 @@ void session_send(kvf_worker *w, uint32_t slot, const kvf_nmsg *m);
 void session_take(kvf_worker *w, inbox_item *item); /* an inbox item of kind MESSAGE or CLOSED */
 void inbox_free(inbox_item *item);
 void session_forget(kvf_worker *w, uint32_t slot);
+void session_drop_call(session *s);
 /* links.c */
 kvf_status links_create(kvf_worker *w, const kvf_identity *identity, kvf_error *err);
 void links_act(kvf_worker *w, const kvf_node_act *act);
