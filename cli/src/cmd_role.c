@@ -50,7 +50,7 @@ static bool has_transport(const kvf_config *c, const char *name) {
 
 static const char *kernels_of(const kvf_config *c) {
     const char *family = kvf_config_string(c, "engine.kernels"), *cpu = getenv("KVFERRY_CPU");
-    if (strcmp(family, "ref") == 0) return "ref";
+    if (strcmp(family, "auto") != 0) return family;
     return cpu && *cpu ? cpu : NULL;
 }
 
@@ -64,6 +64,7 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->kv_type = strcmp(kvf_config_string(c, "engine.kv_type"), "f32") ? KVF_KV_F16 : KVF_KV_F32;
     w->kernels = kernels_of(c);
     w->threads = kvf_config_u32(c, "engine.threads");
+    w->context_max = kvf_config_u32(c, "engine.context");
     w->kv_memory_bytes = kvf_config_u64(c, "kv.memory");
     w->listen = kvf_config_string(c, "node.control");
     w->listen_transfer = has_transport(c, "tcp") ? kvf_config_string(c, "node.transfer") : NULL;

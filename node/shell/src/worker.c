@@ -145,6 +145,11 @@ static void wake_core(void *self) {
 
 /* ------------------------------------------------------------------ making one */
 
+static uint32_t context_of(const kvf_worker *w) {
+    uint32_t model = kvf_model_get_spec(w->model)->context_max, wanted = w->options.context_max;
+    return wanted && wanted < model ? wanted : model;
+}
+
 static void fill_identity(kvf_identity *id, const kvf_worker *w, const kvf_tokenizer_info *tok) {
     const kvf_model_spec *s = kvf_model_get_spec(w->model);
     *id = (kvf_identity){.wire_version = KVF_WIRE_VERSION,
@@ -155,7 +160,7 @@ static void fill_identity(kvf_identity *id, const kvf_worker *w, const kvf_token
         .head_dim = s->head_dim,
         .vocab = s->vocab,
         .page_bytes = (uint32_t)kvf_engine_page_bytes(w->engine),
-        .context_max = s->context_max,
+        .context_max = context_of(w),
         .layout = 1,
         .rope_dims = s->rope_dims,
         .rope_style = (uint32_t)s->rope_style};
@@ -212,7 +217,7 @@ static void configure_core(kvf_worker *w, const kvf_tokenizer_info *tok) {
     *c = (kvf_node_config){.blocks = (uint32_t)(o->kv_memory_bytes / block_bytes),
         .layers = spec->layers,
         .page_bytes = (uint32_t)kvf_engine_page_bytes(w->engine),
-        .context_max = spec->context_max,
+        .context_max = context_of(w),
         .requests_max = o->requests_max,
         .sequences_max = o->sequences_max * 2,
         .step_sequences_max = o->sequences_max,

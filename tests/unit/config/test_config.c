@@ -30,7 +30,7 @@ static void expect_source(const kvf_config *c, const char *key, const char *want
 static void flags_win_over_environment_over_file_over_defaults(void **state) {
     static const char *const env[] = {"PATH=/bin", "KVFERRY_ROUTER_QUEUE_MAX_REQUESTS=20", "KVFERRY_ENGINE_THREADS=3",
         "KVFERRY_NODE_TRANSPORTS=tcp,shm", "KVFERRY_ROUTER_QUEUE_MAX=9", NULL};
-    static const char file[] = "router:\n  queue_max_requests: 10\n  http: 0.0.0.0:80\nengine:\n  threads: 2\n";
+    static const char file[] = "router:\n  queue_max_requests: 10\n  admin: 0.0.0.0:80\nengine:\n  threads: 2\n";
     for (int order = 0; order < 2; order++) { /* the order of loading does not matter */
         kvf_config *c = fresh();
         if (order) assert_int_equal(kvf_config_set_flag(c, "threads", "4"), KVF_OK);
@@ -42,8 +42,8 @@ static void flags_win_over_environment_over_file_over_defaults(void **state) {
         expect_source(c, "engine.threads", "flag --threads");
         assert_int_equal(kvf_config_u32(c, "router.queue_max_requests"), 20);
         expect_source(c, "router.queue_max_requests", "env KVFERRY_ROUTER_QUEUE_MAX_REQUESTS");
-        assert_string_equal(kvf_config_string(c, "router.http"), "0.0.0.0:80");
-        expect_source(c, "router.http", "t.yaml:3:9");
+        assert_string_equal(kvf_config_string(c, "router.admin"), "0.0.0.0:80");
+        expect_source(c, "router.admin", "t.yaml:3:10");
         expect_source(c, "router.listen", "default");
         expect_source(c, "model.path", "not set");
         assert_int_equal(kvf_config_list_count(c, "node.transports"), 2);
@@ -53,14 +53,14 @@ static void flags_win_over_environment_over_file_over_defaults(void **state) {
 }
 
 static void values_have_units_and_types(void **state) {
-    kvf_config *c = loaded("kv: {memory: 3GiB, lease: 1500ms, prefix_cache: false}\n"
-                           "router:\n  stream_buffer: 65536\n  nodes:\n"
+    kvf_config *c = loaded("kv: {memory: 3GiB}\ntransfer: {grant_ttl: 1500ms}\n"
+                           "router:\n  prefill_fallback: false\n  stream_buffer: 65536\n  nodes:\n"
                            "    - {id: p1, role: prefill, address: \"[::1]:7001\"}\n"
                            "    - id: d1\n      role: decode\n      address: unix:/run/kvferry/d1\n"
                            "node:\n  transports:\n    - tcp\n");
     assert_int_equal(kvf_config_u64(c, "kv.memory"), 3ull << 30);
-    assert_int_equal(kvf_config_u64(c, "kv.lease"), 1500000000ull);
-    assert_false(kvf_config_bool(c, "kv.prefix_cache"));
+    assert_int_equal(kvf_config_u64(c, "transfer.grant_ttl"), 1500000000ull);
+    assert_false(kvf_config_bool(c, "router.prefill_fallback"));
     assert_int_equal(kvf_config_u64(c, "router.stream_buffer"), 65536);
     assert_int_equal(kvf_config_list_count(c, "router.nodes"), 2);
     assert_string_equal(kvf_config_map_string(c, "router.nodes", 0, "address"), "[::1]:7001");
@@ -97,9 +97,9 @@ static void all_mistakes_are_told_at_once(void **state) {
     errors("router:\n  lisen: 127.0.0.1:1\n  queue_max_requests: many\n  queue_max_tokens: 0\n  listen: localhost\n"
            "  stream_buffer: 1PiB\n  ready_grace: 5\n  listen: \"127.0.0.1:1\"\nengine:\n  precision: fsat\n  threads: "
            "\"4\"\n"
-           "  kv_type: [f16]\n  context:\nroutr: {a: 1}\nkv: {memory: {a: 1}, prefix_cache: yes}\nloglevel: "
+           "  kv_type: [f16]\n  context:\nroutr: {a: 1}\nkv: {memory: {a: 1}}\nloglevel: "
            "info\nlevel: info\n"
-           "tls: {cert: x.pem}\nlog: info\nnode: {transports: shm}\nfoo: [1, {a: [2]}]\n",
+           "tls: {cert: x.pem}\nlog: info\nnode: {transports: shm}\ncluster: {insecure_networks: yes}\nfoo: [1, {a: [2]}]\n",
         "t.yaml:2:3: router.lisen: unknown key, did you mean 'router.listen'?\n"
         "t.yaml:3:23: router.queue_max_requests: 'many' is not valid, expected a whole number\n"
         "t.yaml:4:21: router.queue_max_tokens: out of range, expected 1 to 1099511627776\n"
@@ -114,14 +114,14 @@ static void all_mistakes_are_told_at_once(void **state) {
         "t.yaml:13:11: engine.context: has no value, expected a whole number\n"
         "t.yaml:14:1: routr: unknown key, did you mean 'router'?\n"
         "t.yaml:15:14: kv.memory: is a map, expected a size like 4096, 64KiB, 512MiB or 2GiB\n"
-        "t.yaml:15:36: kv.prefix_cache: 'yes' is not valid, expected true or false\n"
         "t.yaml:16:1: loglevel: unknown key, did you mean 'log.level'?\n"
         "t.yaml:17:1: level: unknown key, did you mean 'log.level'?\n"
         "t.yaml:18:7: tls.cert: is not built yet: connections are not encrypted, keep them on one host or in a private "
         "network\n"
         "t.yaml:19:6: log: is not a map, expected the section's keys below it\n"
         "t.yaml:20:20: node.transports: is one value, expected a list\n"
-        "t.yaml:21:1: foo: unknown key\n");
+        "t.yaml:21:30: cluster.insecure_networks: 'yes' is not valid, expected true or false\n"
+        "t.yaml:22:1: foo: unknown key\n");
 }
 
 static void lists_of_nodes_are_checked(void **state) {

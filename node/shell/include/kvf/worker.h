@@ -17,6 +17,7 @@ typedef struct {
     const char *kernels; /* NULL: best */
     uint32_t threads; /* 0: all cores this process may use */
     bool pin_threads;
+    uint32_t context_max; /* 0: what the model says */
     uint64_t kv_memory_bytes;
     const char *listen; /* control, "127.0.0.1:0" or "unix:/path" */
     const char *listen_transfer; /* "127.0.0.1:0"; NULL: no TCP */
