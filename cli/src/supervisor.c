@@ -37,9 +37,9 @@ typedef struct {
     int exit_status;
 } supervisor;
 
-kvf_time_ns kvf_supervisor_backoff(kvf_time_ns previous_ns, kvf_time_ns lived_ns) {
-    if (previous_ns == 0 || lived_ns >= 10 * KVF_NS_PER_S) return 100 * KVF_NS_PER_MS;
-    return KVF_MIN(previous_ns * 2, 5 * KVF_NS_PER_S);
+kvf_time_ns kvf_supervisor_backoff(kvf_time_ns previous_ns, bool was_ready) {
+    if (was_ready) return 20 * KVF_NS_PER_MS;
+    return KVF_MIN(KVF_MAX(previous_ns * 2, 100 * KVF_NS_PER_MS), 5 * KVF_NS_PER_S);
 }
 
 /* Between fork and exec: only what is safe there. */
@@ -79,7 +79,7 @@ static kvf_status start(supervisor *s, uint32_t i) {
 
 static void wait_and_restart(supervisor *s, uint32_t i, kvf_time_ns now) {
     slot *k = &s->slots[i];
-    k->backoff_ns = kvf_supervisor_backoff(k->backoff_ns, now - k->started_ns);
+    k->backoff_ns = kvf_supervisor_backoff(k->backoff_ns, k->state == RUNNING);
     k->restart_ns = now + k->backoff_ns;
     k->state = WAITING;
 }
