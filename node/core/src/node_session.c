@@ -47,6 +47,34 @@ static void adopt_router(kvf_node *n, uint32_t session, const kvf_rmsg *m) {
     }
 }
 
+static bool tokens_wait(const kvf_node *n, uint32_t session, kvf_request_id id) {
+    const node_session *s = &n->sessions[session];
+    for (uint32_t i = 0; i < s->out_count; i++) {
+        size_t at = (size_t)session * n->config.outbox_max + (s->out_head + i) % n->config.outbox_max;
+        if (kvf_request_id_equal(n->outbox[at].item.request, id)) return true;
+    }
+    return false;
+}
+
+/* What was said while the stream was down is lost: a request that is listed and not here is over, and the router shall
+ * not wait for it. */
+static void tell_missing(kvf_node *n, uint32_t session, const kvf_rmsg *m) {
+    for (uint32_t i = 0; i < m->hello.live_count; i++) {
+        const kvf_live *l = &m->hello.live[i];
+        const node_req *reserve = node_find(n, l->request, LEG_RESERVE),
+                       *prefill = node_find(n, l->request, LEG_PREFILL);
+        bool here = (reserve && reserve->attempt == l->attempt) || (prefill && prefill->attempt == l->attempt);
+        if (here || tokens_wait(n, session, l->request)) continue;
+        kvf_nmsg *f = node_msg(n, session, KVF_N_FAILED);
+        f->request = l->request;
+        f->attempt = l->attempt;
+        f->failed.stage = n->role == KVF_ROLE_PREFILL ? KVF_STAGE_PREFILL : KVF_STAGE_DECODE;
+        f->failed.reason = KVF_ERR_GONE;
+        f->failed.retryable = true;
+        snprintf(f->failed.text, sizeof f->failed.text, "the node does not have this request (any more)");
+    }
+}
+
 static void on_hello(kvf_node *n, uint32_t session, const kvf_rmsg *m) {
     adopt_router(n, session, m);
     node_session *s = &n->sessions[session];
@@ -70,6 +98,7 @@ static void on_hello(kvf_node *n, uint32_t session, const kvf_rmsg *m) {
     w->welcome.info = n->config.info;
     w->welcome.info.role = n->role;
     kvf_node_get_stats(n, &w->welcome.stats);
+    tell_missing(n, session, m);
 }
 
 void kvf_node_on_session_down(kvf_node *n, kvf_time_ns now, uint32_t session) {

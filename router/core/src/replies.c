@@ -7,6 +7,10 @@
 
 static void late(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
     r->counters.late++;
+    /* Where this node has the next attempt's Reserve already, that one replaces what the old one took, or is told that
+     * it has started: a Cancel now could hit what is then followed. */
+    const rt_seq *s = rt_seq_of(r, msg->request);
+    if (s && s->l.decode == node && s->l.decode_told && msg->attempt < s->l.attempt) return;
     bool holds = msg->kind == KVF_N_GRANTED || msg->kind == KVF_N_LOCAL || msg->kind == KVF_N_QUEUED ||
                  msg->kind == KVF_N_STARTED;
     /* Should they pile up, the Hello of the next session or the lease of this one does the same. */
