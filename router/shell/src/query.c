@@ -100,7 +100,7 @@ static void reply_audit(gather *g) {
     for (uint32_t i = 0; i < g->count; i++) {
         gather_node *n = &g->nodes[i];
         judge(w, n);
-        if (n->answered && !n->at_rest) m.at_rest = false;
+        if (!n->answered || !n->at_rest) m.at_rest = false; /* of a node that says nothing only old numbers are known */
         kvf_router_node *seen = &w->seen[m.n_nodes];
         if (!kvf_router_node_at(s->core, kvf_os_now_ns(), n->node, seen)) continue;
         if (n->answered) seen->stats = n->stats;

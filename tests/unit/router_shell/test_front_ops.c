@@ -282,6 +282,7 @@ static void audits_gather_what_nodes_say(void **state) {
     assert_non_null(m);
     assert_int_equal(m->n_violations, 1);
     assert_true(kvf_proto_text_equal(m->violations[0]->invariant, "answer"));
+    assert_false(m->at_rest);
     kvf_rpc_message_free(&m->base);
     FAKE_SET(&c.decode, mute_audit, false);
     ask a;
