@@ -160,6 +160,10 @@ static void sc_08(const char *flag, bool strict) {
         }
         e2e_answer_free(&got);
     }
+    Kvferry__V1__AuditResponse *audit = e2e_audit(&k.c);
+    assert_int_equal(audit->n_violations, 0);
+    assert_false(audit->at_rest); /* p0 cannot be asked */
+    kvf_rpc_message_free(&audit->base);
     start_node(&k, true); /* no restart of anything else */
     e2e_until("the prefill node is taken up", both_ready, &k);
     e2e_until("both nodes serve", serving, &k);
