@@ -130,6 +130,37 @@ static void real_model(void **state) {
     idle_clean(E2E_SMOLLM2, args, &l);
 }
 
+/* Weights are resident once per host (each process maps the file), and beyond KV memory and packed weights, which are
+ * no larger than the file, a process has little memory of its own. */
+static void memory_of_its_own(void **state) {
+    (void)state;
+    static const char *const roles[] = {"router", "prefill-node", "decode-node"};
+    enum { KV_KIB = 96 << 10, OWN_KIB = 64 << 10, FILE_KIB = 98362432 >> 10 };
+    const char *args[] = {"--kv-memory", "96MiB", NULL};
+    const load l = {.warm = 0,
+        .count = 40,
+        .chunk = 40,
+        .threads = 16,
+        .vocab_first = 20,
+        .vocab_end = 49000,
+        .lengths = {3, 20, 60, 300},
+        .outputs = {1, 4, 8}};
+    e2e_cluster c;
+    tally t = {0};
+    e2e_start(&c, E2E_SMOLLM2, args);
+    run_load(&c, &l, 0, l.count, &t);
+    for (size_t i = 0; i < KVF_COUNT_OF(roles); i++) {
+        pid_t pid;
+        assert_int_equal(e2e_children(&c, roles[i], &pid, 1), 1);
+        uint64_t anon = e2e_anon_kib(pid), large = i ? KV_KIB + FILE_KIB : 0;
+        print_message("%s: %llu KiB anonymous, of which %lld KiB are neither KV nor packed weights\n", roles[i],
+            (unsigned long long)anon, (long long)anon - (long long)large);
+        assert_true(anon <= large + OWN_KIB);
+        assert_true(e2e_maps_shared(pid, "SmolLM2"));
+    }
+    e2e_stop(&c);
+}
+
 /* ---- AP-08 ---- */
 
 static uint64_t cancels(e2e_cluster *c) {
@@ -215,7 +246,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(normal_ends_are_no_aborts),
         cmocka_unit_test(leaving_stops_the_work),
     };
-    const struct CMUnitTest real[] = {cmocka_unit_test(real_model)};
+    const struct CMUnitTest real[] = {cmocka_unit_test(real_model), cmocka_unit_test(memory_of_its_own)};
     if (argc < 2) return cmocka_run_group_tests(tiny, NULL, NULL);
     e2e_need_file(E2E_SMOLLM2, "sample model");
     return cmocka_run_group_tests(real, NULL, NULL);

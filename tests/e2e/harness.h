@@ -163,6 +163,9 @@ size_t e2e_children(
     e2e_cluster *c, const char *role, pid_t *out, size_t max); /* role: "router", "prefill-node"...; NULL: all */
 void e2e_usage(e2e_cluster *c, uint64_t *anon_kib, uint64_t *fds); /* summed over serve and its children */
 
+uint64_t e2e_anon_kib(pid_t pid); /* anonymous resident memory */
+bool e2e_maps_shared(pid_t pid, const char *file); /* maps file read-only, no page of it is its own copy */
+
 /* ---- small things ---- */
 
 uint64_t e2e_random(uint64_t *state); /* splitmix64: a test's seed is an argument */

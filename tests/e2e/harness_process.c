@@ -235,7 +235,7 @@ size_t e2e_children(e2e_cluster *c, const char *role, pid_t *out, size_t max) {
     return count;
 }
 
-static uint64_t anon_kib_of(pid_t pid) {
+uint64_t e2e_anon_kib(pid_t pid) {
     char path[64], line[256];
     snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
     FILE *f = fopen(path, "r");
@@ -244,6 +244,26 @@ static uint64_t anon_kib_of(pid_t pid) {
         if (sscanf(line, "RssAnon: %llu", &kib) == 1) break;
     if (f) fclose(f);
     return kib;
+}
+
+bool e2e_maps_shared(pid_t pid, const char *file) {
+    char path[64], line[512];
+    bool found = false, ours = false;
+    unsigned long long dirty = 0, kib;
+    snprintf(path, sizeof path, "/proc/%d/smaps", (int)pid);
+    FILE *f = fopen(path, "r");
+    while (f && fgets(line, sizeof line, f)) {
+        if (isxdigit((unsigned char)line[0]) && strchr(line, '-')) {
+            ours = strstr(line, file) != NULL;
+            if (!ours) continue;
+            found = true;
+            if (strchr(line, ' ')[2] == 'w') dirty++; /* "START-END rw.." */
+        } else if (ours && sscanf(line, "Private_Dirty: %llu", &kib) == 1) {
+            dirty += kib;
+        }
+    }
+    if (f) fclose(f);
+    return found && dirty == 0;
 }
 
 static uint64_t fds_of(pid_t pid) {
@@ -262,7 +282,7 @@ void e2e_usage(e2e_cluster *c, uint64_t *anon_kib, uint64_t *fds) {
     pids[count++] = c->serve.pid;
     *anon_kib = *fds = 0;
     for (size_t i = 0; i < count; i++) {
-        *anon_kib += anon_kib_of(pids[i]);
+        *anon_kib += e2e_anon_kib(pids[i]);
         *fds += fds_of(pids[i]);
     }
 }
