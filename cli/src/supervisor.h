@@ -35,7 +35,7 @@ typedef struct {
 /* Exit status of the whole: 0 after a clean stop. */
 int kvf_supervisor_run(const kvf_supervisor_options *options);
 
-/* Wait before starting a child again. One that had been ready is wanted back at once (loading paces it anyway); one that
- * dies before it is ready will most likely do so again: 100 ms doubling to 5 s. */
+/* Wait before starting a child again. One that had been ready is wanted back at once (loading paces it anyway); one
+ * that dies before it is ready will most likely do so again: 100 ms doubling to 5 s. */
 kvf_time_ns kvf_supervisor_backoff(kvf_time_ns previous_ns, bool was_ready);
 #endif

@@ -24,7 +24,8 @@ kvf_status kvf_rpc_channel_create(kvf_rpc_runtime *rt, const kvf_rpc_channel_opt
         rpc_arg_int(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         rpc_arg_int(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0), /* else idle keepalive stops after two pings */
         rpc_arg_int(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
-        /* Despite its name, what one attempt may take: a busy machine needs more than the library's pause between two. */
+        /* Despite its name, what one attempt may take: a busy machine needs more than the library's pause between two.
+         */
         rpc_arg_int(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000),
         rpc_arg_int(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000),
     };

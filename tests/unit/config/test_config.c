@@ -99,7 +99,8 @@ static void all_mistakes_are_told_at_once(void **state) {
            "\"4\"\n"
            "  kv_type: [f16]\n  context:\nroutr: {a: 1}\nkv: {memory: {a: 1}}\nloglevel: "
            "info\nlevel: info\n"
-           "tls: {cert: x.pem}\nlog: info\nnode: {transports: shm}\ncluster: {insecure_networks: yes}\nfoo: [1, {a: [2]}]\n",
+           "tls: {cert: x.pem}\nlog: info\nnode: {transports: shm}\ncluster: {insecure_networks: yes}\nfoo: [1, {a: "
+           "[2]}]\n",
         "t.yaml:2:3: router.lisen: unknown key, did you mean 'router.listen'?\n"
         "t.yaml:3:23: router.queue_max_requests: 'many' is not valid, expected a whole number\n"
         "t.yaml:4:21: router.queue_max_tokens: out of range, expected 1 to 1099511627776\n"
