@@ -242,7 +242,7 @@ static uint64_t latest(const e2e_answer *a, size_t count, bool end) {
 static void short_prompts_pass_long_ones(void **state) {
     (void)state;
     enum { LONG = 8, SHORT = 20, LENGTH = 4000 };
-    const char *args[] = {"--threads", "1", "--prefill-chunk-tokens=64", "--prefill-batch-tokens=128", NULL};
+    const char *args[] = {"--threads", "1", "--prefill-chunk-tokens=64", NULL};
     for (int dis = E2E_ALWAYS; dis <= E2E_NEVER; dis++) {
         e2e_cluster c;
         e2e_start(&c, E2E_TINY("llama"), args);

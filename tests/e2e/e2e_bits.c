@@ -123,14 +123,13 @@ static void four_nodes(void **state) {
     jobs *j = new_jobs();
     make_jobs(j, JOBS, 0, 256, 16);
     const char *base[] = {"--threads", "2", NULL};
-    const char *more[] = {"--threads", "1", "--prefill", "2", "--decode", "2", "--prefill-chunk-tokens=16",
-        "--prefill-batch-tokens=64", NULL};
+    const char *more[] = {"--threads", "1", "--prefill", "2", "--decode", "2", "--prefill-chunk-tokens=16", NULL};
     whole(E2E_TINY("qwen3"), base, j, true, "shm");
     whole(E2E_TINY("qwen3"), more, j, false, "shm");
     free_jobs(j);
 }
 
-static void no_cache_and_small_pool(void **state) {
+static void small_pool(void **state) {
     (void)state;
     jobs *j = new_jobs();
     make_jobs(j, 16, 0, 256, 24);
@@ -138,9 +137,9 @@ static void no_cache_and_small_pool(void **state) {
     e2e_start(&c, E2E_TINY("mistral-wide-head"), NULL);
     run_alone(&c, j);
     e2e_stop(&c);
-    /* No prefix cache, chunks of 64, and a pool of some 120 blocks for a crowd that wants several hundred: many
+    /* Chunks of 64, and a pool of some 120 blocks for a crowd that wants several hundred: many
      * wait. */
-    const char *args[] = {"--prefix-cache=false", "--prefill-chunk-tokens=64", "--kv-memory", "1536KiB", NULL};
+    const char *args[] = {"--prefill-chunk-tokens=64", "--kv-memory", "1536KiB", NULL};
     e2e_start(&c, E2E_TINY("mistral-wide-head"), args);
     compare_crowd(&c, j, 2, MIXED, CROWD);
     e2e_assert_clean(&c);
@@ -179,7 +178,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tiny[] = {
         cmocka_unit_test(tiny_shm_and_tcp),
         cmocka_unit_test(four_nodes),
-        cmocka_unit_test(no_cache_and_small_pool),
+        cmocka_unit_test(small_pool),
         cmocka_unit_test(exact_arithmetic),
     };
     const struct CMUnitTest real[] = {cmocka_unit_test(real_model)};

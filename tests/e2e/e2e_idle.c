@@ -207,7 +207,7 @@ static void normal_ends_are_no_aborts(void **state) {
 static void leaving_stops_the_work(void **state) {
     (void)state;
     enum { COUNT = 8, LENGTH = 4000 };
-    const char *args[] = {"--threads", "1", "--prefill-chunk-tokens=16", "--prefill-batch-tokens=32", NULL};
+    const char *args[] = {"--threads", "1", "--prefill-chunk-tokens=16", NULL};
     e2e_cluster c;
     e2e_start(&c, E2E_TINY("llama"), args);
     uint32_t *ids = malloc(COUNT * LENGTH * sizeof *ids);
