@@ -289,6 +289,85 @@ static void a_head_that_does_not_fit(void **state) {
     e2e_stop(&c);
 }
 
+/* More than the queue holds: served, or refused at once with a time to come back. tiny/llama-mha, KV in f32: 50 blocks.
+ */
+static void overload(void **state) {
+    (void)state;
+    enum { COUNT = 60 };
+    const char *args[] = {"--kv-type=f32", "--kv-memory", "1228800", "--queue-max-requests=4", NULL};
+    e2e_cluster c;
+    e2e_start(&c, E2E_TINY("llama-mha"), args);
+    static uint32_t ids[COUNT * 300];
+    random_ids(ids, COUNT * 300, 10);
+    e2e_ask asks[COUNT];
+    e2e_answer got[COUNT];
+    uint32_t served = 0, refused = 0;
+    for (size_t i = 0; i < COUNT; i++) {
+        e2e_ask_ids(&asks[i], ids + 300 * i, 300, 200);
+        asks[i].dis = (Kvferry__V1__Disaggregate)(E2E_AUTO + i % 3);
+    }
+    e2e_crowd(&c, asks, got, COUNT, COUNT);
+    for (size_t i = 0; i < COUNT; i++) {
+        if (got[i].result.code == KVF_RPC_OK) {
+            served++;
+            assert_int_equal(got[i].choice[0].ids_count, 200);
+        } else {
+            if (got[i].result.code != KVF_RPC_RESOURCE_EXHAUSTED || got[i].result.retry_after_ms == 0)
+                fail_msg("%s: %s", kvf_rpc_code_name(got[i].result.code), got[i].result.message);
+            refused++;
+        }
+        e2e_answer_free(&got[i]);
+    }
+    print_message("%u served, %u refused\n", served, refused);
+    assert_true(served >= 5 && refused >= 1);
+    e2e_assert_clean(&c);
+    e2e_stop(&c);
+}
+
+/* A change of role under load: nothing fails, pages stay, and it can be taken back. */
+static void roles_change(void **state) {
+    (void)state;
+    enum { COUNT = 60 };
+    const char *args[] = {"--prefill", "2", "--decode", "2", NULL};
+    e2e_cluster c;
+    e2e_start(&c, E2E_TINY("llama"), args);
+    static uint32_t ids[COUNT * 200];
+    random_ids(ids, COUNT * 200, 11);
+    e2e_ask asks[COUNT];
+    e2e_answer got[COUNT];
+    for (size_t i = 0; i < COUNT; i++) {
+        e2e_ask_ids(&asks[i], ids + 200 * i, 200, 60);
+        asks[i].dis = (Kvferry__V1__Disaggregate)(E2E_AUTO + i % 3);
+    }
+    static const struct {
+        const char *node;
+        Kvferry__V1__Role role;
+    } rows[] = {{"p1", KVFERRY__V1__ROLE__ROLE_DECODE}, {"d0", KVFERRY__V1__ROLE__ROLE_PREFILL},
+        {"p1", KVFERRY__V1__ROLE__ROLE_PREFILL}, {"d0", KVFERRY__V1__ROLE__ROLE_DECODE}};
+    for (size_t r = 0; r < KVF_COUNT_OF(rows); r++) {
+        Kvferry__V1__SetRoleRequest request = KVFERRY__V1__SET_ROLE_REQUEST__INIT;
+        request.node_id = kvf_proto_text(rows[r].node);
+        request.role = rows[r].role;
+        ProtobufCMessage *answer = NULL;
+        kvf_rpc_result result;
+        kvf_rpc_reader *running = e2e_open(&c, &asks[r]); /* one runs while the role changes */
+        if (kvf_rpc_unary(c.admin, &kvferry__v1__cluster__descriptor, "SetRole", &request.base, 60000, &answer,
+                &result) != KVF_OK)
+            fail_msg("SetRole: %s", result.message);
+        kvf_rpc_message_free(answer);
+        e2e_crowd(&c, asks, got, COUNT, 16);
+        for (size_t i = 0; i < COUNT; i++) {
+            if (got[i].result.code != KVF_RPC_OK) fail_msg("round %zu: %s", r, got[i].result.message);
+            e2e_answer_free(&got[i]);
+        }
+        while (kvf_rpc_reader_next(running, &answer) == KVF_OK) kvf_rpc_message_free(answer);
+        assert_int_equal(kvf_rpc_reader_result(running)->code, KVF_RPC_OK);
+        kvf_rpc_reader_close(running);
+    }
+    e2e_assert_clean(&c);
+    e2e_stop(&c);
+}
+
 /* ---- GR-08 ---- */
 
 static void slow_reader(void **state) {
@@ -367,6 +446,8 @@ int main(void) {
         cmocka_unit_test(equal_labels),
         cmocka_unit_test(short_prompts_pass_long_ones),
         cmocka_unit_test(a_head_that_does_not_fit),
+        cmocka_unit_test(overload),
+        cmocka_unit_test(roles_change),
         cmocka_unit_test(slow_reader),
         cmocka_unit_test(health_names),
     };
