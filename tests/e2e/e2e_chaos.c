@@ -1,7 +1,7 @@
 /* Everything at once, from a seed: two prefill and two decode nodes with little memory, mixed requests that are
- * abandoned at random, nodes killed or frozen, drained and undrained, caches flushed. What ends well must be byte for
- * byte what the same request gives on a quiet cluster, no client that stays sees an error, and at the end nothing is
- * held. e2e_chaos [SEED [ROUNDS]] */
+ * abandoned at random, nodes killed or frozen, drained and undrained, roles changed and changed back, caches flushed.
+ * What ends well must be byte for byte what the same request gives on a quiet cluster, no client that stays sees an
+ * error, and at the end nothing is held. e2e_chaos [SEED [ROUNDS]] */
 #include "harness.h"
 #include <pthread.h>
 #include <signal.h>
@@ -103,13 +103,23 @@ static void drain(chaos *k, const char *node, bool on) {
     kvf_rpc_message_free(answer);
 }
 
+/* For a while; a node that dies meanwhile comes back with its own role. */
+static void change_role(chaos *k, const char *node, Kvferry__V1__Role role) {
+    Kvferry__V1__SetRoleRequest r = KVFERRY__V1__SET_ROLE_REQUEST__INIT;
+    ProtobufCMessage *answer = NULL;
+    r.node_id = kvf_proto_text(node);
+    r.role = role;
+    kvf_rpc_unary(k->c.admin, &kvferry__v1__cluster__descriptor, "SetRole", &r.base, 10000, &answer, NULL);
+    kvf_rpc_message_free(answer);
+}
+
 static void one_event(chaos *k, uint64_t *r, uint32_t *kills, uint32_t *freezes) {
     static const char *const roles[] = {"prefill-node", "decode-node"}, *const names[] = {"p0", "p1", "d0", "d1"};
     pid_t pids[8];
     const char *name = names[e2e_random(r) % 4];
     size_t count = e2e_children(&k->c, roles[e2e_random(r) % 2], pids, 8);
     pid_t victim = count ? pids[e2e_random(r) % count] : 0;
-    switch (e2e_random(r) % 8) {
+    switch (e2e_random(r) % 9) {
     case 0:
         drain(k, name, true);
         wait_ms(200);
@@ -128,6 +138,11 @@ static void one_event(chaos *k, uint64_t *r, uint32_t *kills, uint32_t *freezes)
         wait_ms(e2e_random(r) % 2 ? 300 : 4500);
         kill(victim, SIGCONT);
         ++*freezes;
+        break;
+    case 3:
+        change_role(k, "p1", KVFERRY__V1__ROLE__ROLE_DECODE);
+        wait_ms(300);
+        change_role(k, "p1", KVFERRY__V1__ROLE__ROLE_PREFILL);
         break;
     default:
         if (!victim) break;
