@@ -6,7 +6,7 @@ cd "$ROOT"
 
 PACKAGES_BUILD=(gcc cmake ninja-build pkg-config libgrpc-dev libprotobuf-c-dev protobuf-c-compiler protobuf-compiler
   libprotobuf-dev libyaml-dev libevent-dev libjansson-dev libpcre2-dev libutf8proc-dev libxxhash-dev libisal-dev libcmocka-dev
-  uthash-dev libssl-dev)
+  libssl-dev)
 PACKAGES_MODEL=(python3 python3-pip ca-certificates)
 PACKAGES_FUZZ=(clang llvm libclang-rt-dev)
 
