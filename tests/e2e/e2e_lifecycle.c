@@ -251,6 +251,8 @@ static void health_over_a_life(void **state) {
     kill(k.d.pid, SIGKILL);
     e2e_process_wait(&k.p);
     e2e_process_wait(&k.d);
+    unlink(k.p.log);
+    unlink(k.d.log);
     e2e_until("no node: not serving", not_serving, &k);
     assert_int_equal(e2e_health(k.c.client, "liveness"), KVF_RPC_HEALTH_SERVING);
     start_node(&k, true);
