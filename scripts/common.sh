@@ -51,10 +51,15 @@ install_packages() {
   check_release
   [ "$(id -u)" = 0 ] || command -v sudo >/dev/null || die "root or sudo is needed to install: $want"
   say "installing: $want"
-  as_root apt-get -o DPkg::Lock::Timeout=600 update -q >/dev/null
+  local log
+  log=$(mktemp)
   # shellcheck disable=SC2086
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q --no-install-recommends $want >/dev/null ||
+  if ! as_root apt-get -o DPkg::Lock::Timeout=600 update -q >"$log" 2>&1 ||
+    ! as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q --no-install-recommends $want >>"$log" 2>&1; then
+    tail -20 "$log" >&2
     die "apt-get could not install: $want"
+  fi
+  rm -f "$log"
 }
 
 # build PRESET [cmake options]: configures once, builds what has changed.
