@@ -44,15 +44,16 @@
 #ifndef KINDS
 #define KINDS 255
 #endif
-#ifdef MUTANT
-#define MUT(n) (MUTANT == (n))
-#define OK(n) (MUTANT != (n))
-#else /* one verifier for all mutants: the environment says which */
+/* One verifier for every mutant and every budget of faults: the environment says which (MUTANT, FAULTS, CANCELS, KINDS);
+ * -DMUTANT=n fixes the mutant. */
+#ifndef MUTANT
+#define MUTANT 0
+#endif
 c_decl { \#include <stdlib.h>
-  static int planted; }
+  static int planted, kinds;
+  static int from_env(const char *name, int otherwise) { const char *text = getenv(name); return text ? atoi(text) : otherwise; } }
 #define MUT(n) (c_expr { planted == n })
 #define OK(n) (c_expr { planted != n })
-#endif
 
 #define NN (ND + NP) /* nodes: decode nodes first */
 #define NQ (ND * NP) /* links, of p to d: d * NP + p */
@@ -134,7 +135,7 @@ chan toR[NN] = [SC] of { byte, byte, byte, byte };
 chan pd[NQ * 2] = [LC] of { byte, byte, byte, byte }; /* two connections of a pair: the live one and the one before */
 chan dp[NQ] = [LC] of { byte, byte, byte };
 
-byte faults = FAULTS, cancels = CANCELS, ended;
+byte faults, budget, cancels, ended;
 
 bool alive[NN] = true;
 byte epoch[NN];
@@ -301,17 +302,16 @@ inline take(d) {
     :: else
     fi
   }
+  for (u : d * DPOOL .. d * DPOOL + DPOOL - 1) {
+    if
+    :: (c == NONE && EVICTABLE(u)) || (MUT(10) && kName[u] != 0 && kUse[u] == 0) -> c = u /* mutant 10: a pinned block is evicted */
+    :: else
+    fi
+  }
+  assert(c != NONE); /* I1: booked room is there */
+  assert(kPin[c] == 0); /* I3 */
   if
-  :: c == NONE ->
-    for (u : d * DPOOL .. d * DPOOL + DPOOL - 1) {
-      if
-      :: EVICTABLE(u) || (MUT(10) && kName[u] != 0 && kUse[u] == 0) -> c = u /* mutant 10: a pinned block is evicted */
-      :: else
-      fi
-    }
-    assert(c != NONE); /* I1: booked room is there */
-    assert(kPin[c] == 0); /* I3 */
-    free_block(c)
+  :: kS[c] != B_FREE -> free_block(c)
   :: else
   fi;
   block_move(c, B_FILLING);
@@ -817,7 +817,7 @@ inline step_end(d) {
 #define HIT_IDLE_OF(blk) (NAMED(blk, rq) && EVICTABLE(blk) && OK(14))
 #define FITS(d) (ROOM(d) >= NBLK - (OVER_POOL(HIT_OF, d, ||) -> 1 : 0) + (OVER_POOL(HIT_IDLE_OF, d, ||) -> 1 : 0))
 #define GROWS(rec) (GROW && dPos[rec] == NTOK - 1 && dB2[rec] == 0)
-#define FAULT(kind) (faults > 0 && (KINDS & (kind)))
+#define FAULT(kind) (faults > 0 && c_expr { kinds & (kind) })
 #define CAN_SAY(node) (len(toR[node]) <= SC - 4)
 #define CAN_ANSWER(d) (len(dp[(d) * NP]) < LC - 1 && len(dp[(d) * NP + NP - 1]) < LC - 1)
 
@@ -1050,6 +1050,8 @@ end:
   od
 }
 #define SHP (p * NREQ + rq)
+#define SILENT(rec, req) (len(pd[PQ(rec) * 2]) == 0 && len(pd[PQ(rec) * 2 + 1]) == 0 && len(dp[PQ(rec)]) == 0 && lR[pD[rec]] == 0 && \
+  !(dG[pD[rec] * NREQ + req] == RX_OPEN && dGid[pD[rec] * NREQ + req] == pGid[rec] && dLk[pD[rec] * NREQ + req] == 1 + ((rec) / NREQ) * 2 + linkN[PQ(rec)] % 2))
 proctype Ship(byte p; byte rq) {
 end:
   do
@@ -1076,7 +1078,10 @@ end:
   :: d_step { alive[ND + p] && pS[SHP] != REQ_FREE && pT[SHP] == TX_MOVING && fR[p] == 0 && DUE(SHP) != 0 && linkUp[PQ(SHP)] -> j = SHP; send_begin(p, j) }
   :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && pT[SHP] == TX_MOVING && DUE(SHP) == 0 && fR[p] != rq + 1 && linkUp[PQ(SHP)] && PROOM(p) ->
       j = SHP; handoff_move(j, TX_COMMITTING); pSaid[j] = true; PCH(j) ! F_COMMIT, pGid[j], pMis[j], 0 }
-  :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && FAULT(KIND_TIME) && CAN_SAY(ND + p) && PROOM(p) -> /* its own hold expires */
+  /* Its own hold expires: when no answer can come any more, or with a clock that runs wild. */
+  :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && pT[SHP] != TX_WAITING && SILENT(SHP, rq) && CAN_SAY(ND + p) && PROOM(p) ->
+      j = SHP; say(ND + p, M_FAILED, KEY(rq, pAtt[j]), WHY_LOST, 0); p_release(j) }
+  :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && FAULT(KIND_TIME) && CAN_SAY(ND + p) && PROOM(p) ->
       faults--; j = SHP; say(ND + p, M_FAILED, KEY(rq, pAtt[j]), WHY_LOST, 0); p_release(j) }
   :: d_step { alive[ND + p] && !nodeUp[ND + p] && (pS[SHP] != REQ_FREE || pOa[SHP] != 0) && PROOM(p) ->
       j = SHP; pOa[j] = 0; pOt[j] = 0;
@@ -1158,7 +1163,7 @@ inline leg_failed(req, counted, handback, stays) {
   :: !(handback) && (counted) && !rProg[req] -> rFail[req]++
   :: else
   fi;
-  assert(rFail[req] <= FAULTS - faults || GROW); /* nothing fails unless something broke */
+  assert(rFail[req] <= budget - faults || GROW); /* nothing fails unless something broke */
   if
   :: rFail[req] >= ATTEMPTS_MAX || rHand[req] >= HANDBACKS_MAX -> finish(req, END_FAILED, false)
   :: else ->
@@ -1524,11 +1529,19 @@ inline crash_prefill(p) {
   fR[p] = 0; fPg[p] = 0; fLink[p] = 0; fGid[p] = 0; fD[p] = 0; fC[p] = 0; fValid[p] = false
 }
 #define STILL_RUNS (ended < NREQ)
+/* A prefill node that has nothing to do with any request may break as it likes: nobody sees a difference. */
+#if NREQ == 1
+#define BUSY(node) (node < ND || pS[(node - ND) * NREQ] != REQ_FREE || rP[0] == node - ND || len(toN[node]) + len(toR[node]) > 0)
+#elif NREQ == 2
+#define BUSY(node) (node < ND || pS[(node - ND) * NREQ] != REQ_FREE || pS[(node - ND) * NREQ + 1] != REQ_FREE || rP[0] == node - ND || rP[1] == node - ND || len(toN[node]) + len(toR[node]) > 0)
+#else
+#define BUSY(node) true
+#endif
 proctype Break(byte node) {
 end:
   do
-  :: d_step { FAULT(KIND_SESSION) && up[node] && STILL_RUNS -> faults--; cut_session(node) }
-  :: d_step { FAULT(KIND_CRASH) && alive[node] && STILL_RUNS ->
+  :: d_step { FAULT(KIND_SESSION) && up[node] && STILL_RUNS && BUSY(node) -> faults--; cut_session(node) }
+  :: d_step { FAULT(KIND_CRASH) && alive[node] && STILL_RUNS && BUSY(node) ->
       faults--;
       if
       :: node < ND -> crash_decode(node)
@@ -1565,14 +1578,18 @@ end:
 }
 /* Nothing can happen any more. */
 active proctype Rest() {
-#ifndef MUTANT
-  c_code { planted = getenv("MUTANT") ? atoi(getenv("MUTANT")) : 0; };
-#endif
+  c_code {
+    planted = from_env("MUTANT", MUTANT);
+    kinds = from_env("KINDS", KINDS);
+    now.faults = now.budget = from_env("FAULTS", FAULTS);
+    now.cancels = from_env("CANCELS", CANCELS);
+  };
   d_step {
     for (u : 0 .. ND * DPOOL - 1) { kS[u] = B_FREE; }
     for (u : 0 .. DI - 1) { dS[u] = REQ_FREE; dG[u] = RX_FREE; }
     for (u : 0 .. PI - 1) { pS[u] = REQ_FREE; pT[u] = TX_FREE; }
     for (u : 0 .. NREQ - 1) { rS[u] = LEG_WAITING; }
+    for (u : 0 .. NN - 1) { up[u] = true; nodeUp[u] = true; rWel[u] = true; rEpoch[u] = 0; }
     v = 0
   }
   atomic {
