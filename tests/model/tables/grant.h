@@ -1,4 +1,5 @@
-/* States of a grant on the receiving node (rx_state of kvtransfer). COMMITTED and LOST last until the node has been told. */
+/* States of a grant on the receiving node (rx_state of kvtransfer). COMMITTED and LOST last until the node has been
+ * told. */
 STATE(FREE)
 STATE(OFFERED)
 STATE(OPEN)
