@@ -62,7 +62,7 @@ install_packages() {
   rm -f "$log"
 }
 
-# build PRESET [cmake options]: configures once, builds what has changed.
+# build PRESET [cmake options]: configures once, builds what has changed. TARGETS="a b": only these.
 build() {
   local preset=$1
   shift
@@ -72,7 +72,8 @@ build() {
     rm -f build.log.$$
     die "cmake --preset $preset failed"
   }
-  cmake --build --preset "$preset" >build.log.$$ 2>&1 || {
+  # shellcheck disable=SC2086
+  cmake --build --preset "$preset" ${TARGETS:+--target $TARGETS} >build.log.$$ 2>&1 || {
     grep -E 'error|FAILED|undefined' -A5 build.log.$$ | head -60 >&2
     rm -f build.log.$$
     die "build ($preset) failed"
