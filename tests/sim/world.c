@@ -326,6 +326,10 @@ static void client_failed(sim *s, sim_request *q, const kvf_refusal *why) {
     else
         s->failed++;
     TRACE(s, "request %td failed: %s: %s", q - s->request, kvf_status_name(why->status), why->text);
+    /* Faults excuse giving up, never a message that the other side calls wrong. */
+    if (why->status == KVF_ERR_INVALID || why->status == KVF_ERR_FORMAT || why->status == KVF_ERR_INTERNAL ||
+        why->status == KVF_ERR_CORRUPT)
+        sim_fail(s, "request %td: %s: %s: %s", q - s->request, kvf_status_name(why->status), why->field, why->text);
     bool excused = q->cancelled || why->status == KVF_ERR_DEADLINE || s->faults || why->status == KVF_AGAIN;
     if (!excused)
         sim_fail(

@@ -94,23 +94,21 @@ static void start_computing(kvf_node *n, node_req *r) {
     node_first_seq(n, r)->state = SEQ_PREFILL;
 }
 
-static uint32_t list_missing(kvf_node *n, const node_req *r) {
-    uint32_t count = 0;
-    for (uint32_t b = r->cached / KVF_KV_BLOCK_TOKENS; b < blocks_for(r->tokens_count); b++) n->missing[count++] = b;
-    return count;
+static void list_missing(node_req *r) {
+    r->missing_count = 0;
+    for (uint32_t b = r->cached / KVF_KV_BLOCK_TOKENS; b < blocks_for(r->tokens_count); b++)
+        r->missing[r->missing_count++] = b;
 }
 
-static void say_granted(kvf_node *n, const node_req *r, const uint32_t *missing, uint32_t count) {
+static void say_granted(kvf_node *n, const node_req *r) {
     kvf_nmsg *m = node_msg_req(n, r, KVF_N_GRANTED);
     if (!m) return;
-    uint32_t *copy = node_scratch(n, sizeof *copy * (count + 1));
-    memcpy(copy, missing, sizeof *copy * count);
     m->granted.grant = r->grant;
     memcpy(m->granted.secret, r->secret, sizeof r->secret);
     m->granted.ttl_ns = n->config.grant_ttl_ns;
     m->granted.cached_tokens = r->cached;
-    m->granted.missing = copy;
-    m->granted.missing_count = count;
+    m->granted.missing = r->missing; /* stays as long as the record: longer than the drain */
+    m->granted.missing_count = r->missing_count;
 }
 
 static void say_local(kvf_node *n, const node_req *r) {
@@ -135,16 +133,16 @@ static kvf_status admit_reserve(kvf_node *n, node_req *r) {
         say_local(n, r);
         return KVF_OK;
     }
-    uint32_t count = list_missing(n, r);
+    list_missing(r);
     new_secret(n, r);
-    status = kvf_rx_offer(n->rx, n->now, r->id, r->attempt, r->secret, n->missing, count, &r->grant);
+    status = kvf_rx_offer(n->rx, n->now, r->id, r->attempt, r->secret, r->missing, r->missing_count, &r->grant);
     if (status != KVF_OK) {
         r->grant = 0;
         give_room_back(n, r);
         return KVF_AGAIN;
     }
     r->state = REQ_GRANTED;
-    say_granted(n, r, n->missing, count);
+    say_granted(n, r);
     return KVF_OK;
 }
 
@@ -197,7 +195,7 @@ static void repeat_answer(kvf_node *n, node_req *r) {
     case REQ_QUEUED:
         if ((m = node_msg_req(n, r, KVF_N_QUEUED))) m->queued.place = queue_length(n);
         break;
-    case REQ_GRANTED: say_granted(n, r, n->missing, list_missing(n, r)); break;
+    case REQ_GRANTED: say_granted(n, r); break;
     case REQ_COMPUTE: say_local(n, r); break;
     default: node_msg_req(n, r, KVF_N_STARTED); break;
     }
@@ -205,16 +203,16 @@ static void repeat_answer(kvf_node *n, node_req *r) {
 
 static void next_attempt_of_granted(kvf_node *n, node_req *r, const kvf_work *w) {
     uint64_t grant;
-    uint32_t count = 0;
     new_secret(n, r);
-    if (kvf_rx_reoffer(n->rx, n->now, r->grant, w->attempt, r->secret, &grant, n->missing, &count) != KVF_OK) {
+    if (kvf_rx_reoffer(n->rx, n->now, r->grant, w->attempt, r->secret, &grant, r->missing, &r->missing_count) !=
+        KVF_OK) {
         node_refuse(n, r->session, w, KVF_AGAIN, "grant", "no free grant", RETRY_SOON_NS);
         node_release(n, r);
         return;
     }
     r->grant = grant;
     r->attempt = w->attempt;
-    say_granted(n, r, n->missing, count);
+    say_granted(n, r);
 }
 
 /* true: the message was about a request that is here and has been answered. */
@@ -307,8 +305,8 @@ void node_on_reserve(kvf_node *n, uint32_t session, const kvf_work *w) {
 
 /* ------------------------------------------------------------------ Prefill */
 
+/* None may be missing: an earlier attempt shipped them all and only the first token is still to be made. */
 static bool missing_is_sane(const kvf_work *w, const kvf_ship_to *to) {
-    if (to->missing_count == 0) return false;
     for (uint32_t i = 0; i < to->missing_count; i++) {
         if (to->missing[i] >= blocks_for(w->tokens_count)) return false;
         if (i > 0 && to->missing[i] <= to->missing[i - 1]) return false;

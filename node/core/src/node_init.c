@@ -62,7 +62,6 @@ static void lay_out_records(kvf_node *n, const kvf_node_config *c, kvf_arena *a)
     t->decode_picks = KVF_ARENA_NEW(a, uint32_t, wide);
     t->index_scratch = KVF_ARENA_NEW(a, uint32_t, wide);
     t->emit_planned = KVF_ARENA_NEW(a, uint32_t, c->sessions_max);
-    t->missing = KVF_ARENA_NEW(a, uint32_t, per_seq);
     t->hits = KVF_ARENA_NEW(a, kvf_block_id, per_seq);
     t->acts = KVF_ARENA_NEW(a, kvf_node_act, acts_max(c));
     t->scratch = kvf_arena_take(a, scratch_bytes(c), 64);
@@ -74,7 +73,11 @@ static void lay_out_records(kvf_node *n, const kvf_node_config *c, kvf_arena *a)
     }
     for (uint32_t i = 0; i < c->requests_max; i++) {
         uint8_t *sampling = kvf_arena_take(a, c->sampling_bytes_max, 16);
-        if (n) n->reqs[i].sampling = sampling;
+        uint32_t *missing = KVF_ARENA_NEW(a, uint32_t, per_seq);
+        if (n) {
+            n->reqs[i].sampling = sampling;
+            n->reqs[i].missing = missing;
+        }
     }
 }
 

@@ -7,8 +7,9 @@
 #include "kvf/prefill_plan.h"
 
 #define NONE UINT32_MAX
-#define SCORE_ROWS_MAX 16 /* rows of logits a scoring run may ask for in one step: bounds the engine's logits memory   \
-                           */
+#define SCORE_ROWS_MAX                                                                                                 \
+    16 /* rows of logits a scoring run may ask for in one step: bounds the engine's logits memory                      \
+        */
 #define BYPASS_MAX 16 /* reservations that may overtake a queue head that does not fit */
 
 typedef enum { REQ_FREE, REQ_QUEUED, REQ_GRANTED, REQ_COMPUTE, REQ_DECODE, REQ_SHIP } req_state;
@@ -58,6 +59,8 @@ typedef struct {
     uint8_t *sampling; /* [sampling_bytes_max] */
     /* RESERVE */
     uint64_t grant; /* while GRANTED */
+    uint32_t *missing; /* [blocks_per_seq]: the blocks that this grant lists */
+    uint32_t missing_count;
     uint8_t secret[16];
     kvf_time_ns queue_until;
     /* PREFILL */
@@ -149,7 +152,6 @@ struct kvf_node {
     uint32_t *decode_picks;
     uint32_t *index_scratch; /* [max(requests_max, sequences_max)] */
     uint32_t *emit_planned; /* [sessions_max]: tokens that the step being planned may emit */
-    uint32_t *missing; /* [blocks_per_seq] */
     kvf_block_id *hits; /* [blocks_per_seq] */
 
     /* actions waiting to be drained, and the bytes they point at (reset when all are out) */

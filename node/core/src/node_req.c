@@ -51,6 +51,7 @@ node_req *node_req_new(kvf_node *n, uint32_t session, const kvf_work *w, req_leg
     uint32_t sequences = leg == LEG_PREFILL ? 1 : w->n;
     if (!r || take_sequences(n, r, sequences) < sequences) return NULL;
     uint8_t *sampling = r->sampling;
+    uint32_t *missing = r->missing;
     uint32_t seq[KVF_CHOICES_MAX];
     memcpy(seq, r->seq, sizeof seq);
     *r = (node_req){.leg = leg,
@@ -69,6 +70,7 @@ node_req *node_req_new(kvf_node *n, uint32_t session, const kvf_work *w, req_leg
         .ship_min = w->ship_min,
         .prompt_logprobs = w->prompt_logprobs,
         .sampling = sampling,
+        .missing = missing,
         .sampling_bytes = (uint32_t)w->sampling.len_bytes,
         .live = w->n,
         .link_slot = NONE};
