@@ -37,9 +37,8 @@ static uint32_t acts_max(const kvf_node_config *c) {
 
 static size_t scratch_bytes(const kvf_node_config *c) {
     size_t tokens = (size_t)c->sessions_max * c->outbox_max * sizeof(kvf_token_item);
-    size_t missing = (size_t)c->requests_max * (blocks_per_seq(c) + 4) * sizeof(uint32_t);
     size_t names = ((size_t)c->blocks + 8192) * sizeof(kvf_hash128) * c->sessions_max;
-    return tokens + missing + names + ((size_t)4 << 20);
+    return tokens + names + ((size_t)4 << 20);
 }
 
 static void lay_out_records(kvf_node *n, const kvf_node_config *c, kvf_arena *a) {
@@ -117,8 +116,6 @@ kvf_node *kvf_node_init(void *memory, const kvf_node_config *config, kvf_time_ns
     n->state = KVF_NODE_READY;
     n->role = config->info.role;
     n->now = now;
-    n->blocks_per_seq = blocks_per_seq(config);
-    n->copies_max = config->sequences_max;
     n->acts_max = acts_max(config);
     n->scratch_bytes = scratch_bytes(config);
     n->drain_until = KVF_TIME_NEVER;

@@ -123,9 +123,7 @@ struct kvf_node {
     cancel_note cancels[CANCEL_NOTES];
     uint32_t cancel_next;
     uint32_t queued; /* reservations waiting for room */
-    uint32_t blocks_per_seq;
     uint64_t arrivals, secret_counter;
-    uint64_t grants_made;
     kvf_decode_estimate estimate;
     kvf_time_ns drain_until;
     kvf_time_ns status_at;
@@ -138,7 +136,7 @@ struct kvf_node {
     uint32_t *run_seq;
     uint32_t runs_count;
     kvf_step_copy *copies;
-    uint32_t copies_count, copies_max;
+    uint32_t copies_count; /* at most config.sequences_max */
     uint32_t step_copies; /* the first so many belong to the running step; later ones wait for the next */
     kvf_block_id *copy_blocks; /* targets, in use until the step is done */
     uint32_t step_prefill, step_decode;

@@ -225,7 +225,7 @@ static void fork_choice(kvf_node *n, node_req *r, const node_seq *from, node_seq
     if (rest == 0) return;
     take_block(n, r, to);
     kvf_kv_set_filled(n->kv, to->block[full], rest);
-    KVF_ASSERT(n->copies_count < n->copies_max);
+    KVF_ASSERT(n->copies_count < n->config.sequences_max);
     uint32_t at = n->copies_count++;
     n->copies[at] = (kvf_step_copy){.from = from->physical[full], .to = to->physical[full], .tokens = rest};
     n->copy_blocks[2 * at] = from->block[full];
