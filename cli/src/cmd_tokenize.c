@@ -3,6 +3,7 @@
 #include "json.h"
 #include "kvf/proto.h"
 #include "kvf/tokenizer.h"
+#include "kvf/utf8.h"
 #include "kvferry/v1/kvferry.pb-c.h"
 #include <stddef.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 #include "json.h"
 #include "kvf/rpc.h"
+#include "kvf/utf8.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +8,7 @@
 /* Length of the well-formed character at `at`, 0 where there is none. */
 static size_t character(const unsigned char *at, size_t left) {
     size_t want = *at < 0x80 ? 1 : *at >= 0xF0 ? 4 : *at >= 0xE0 ? 3 : *at >= 0xC2 ? 2 : 0;
-    return want && want <= left && kvf_rpc_utf8_valid(at, want) ? want : 0;
+    return want && want <= left && kvf_utf8_valid(at, want, NULL) ? want : 0;
 }
 
 void kvf_json_string(kvf_buf *out, const void *text, size_t len_bytes) {
@@ -64,7 +65,7 @@ void kvf_json_float(kvf_buf *out, float v) {
 }
 
 static void put_bytes(kvf_buf *out, const ProtobufCBinaryData *b) {
-    if (kvf_rpc_utf8_valid(b->data, b->len)) {
+    if (kvf_utf8_valid(b->data, b->len, NULL)) {
         kvf_json_string(out, b->data, b->len);
         return;
     }

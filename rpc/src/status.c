@@ -2,6 +2,7 @@
 #include "rpc_int.h"
 #include "google/rpc/error_details.pb-c.h"
 #include "google/rpc/status.pb-c.h"
+#include "kvf/utf8.h"
 #include <stdlib.h>
 
 static const char type_error_info[] = "type.googleapis.com/google.rpc.ErrorInfo";
@@ -64,42 +65,12 @@ kvf_status kvf_rpc_status_of(kvf_rpc_code code) {
     return KVF_ERR_INTERNAL;
 }
 
-/* Length of the well-formed sequence at s (Unicode 15, table 3-7), 0 when there is none. */
-static size_t utf8_step(const uint8_t *s, size_t left) {
-    uint8_t a = s[0], low = 0x80, high = 0xbf;
-    size_t more;
-    if (a < 0x80) return 1;
-    if (a < 0xc2 || a > 0xf4) return 0;
-    more = a < 0xe0 ? 1 : a < 0xf0 ? 2 : 3;
-    if (a == 0xe0) low = 0xa0;
-    if (a == 0xed) high = 0x9f;
-    if (a == 0xf0) low = 0x90;
-    if (a == 0xf4) high = 0x8f;
-    if (left <= more) return 0;
-    for (size_t i = 1; i <= more; i++) {
-        if (s[i] < low || s[i] > high) return 0;
-        low = 0x80;
-        high = 0xbf;
-    }
-    return more + 1;
-}
-
-bool kvf_rpc_utf8_valid(const void *text, size_t len_bytes) {
-    const uint8_t *s = text;
-    for (size_t i = 0; i < len_bytes;) {
-        size_t step = utf8_step(s + i, len_bytes - i);
-        if (!step) return false;
-        i += step;
-    }
-    return true;
-}
-
 void rpc_text_clean(char *text) {
     size_t len_bytes = strlen(text);
     for (size_t i = 0; i < len_bytes;) {
-        size_t step = utf8_step((const uint8_t *)text + i, len_bytes - i);
-        if (step) {
-            i += step;
+        kvf_utf8_step step = kvf_utf8_step_at((const uint8_t *)text + i, len_bytes - i);
+        if (step.kind == KVF_UTF8_WHOLE) {
+            i += step.len_bytes;
         } else {
             text[i++] = '?';
         }

@@ -1,5 +1,6 @@
 /* Requests and answers. */
 #include "harness.h"
+#include "kvf/utf8.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -135,7 +136,7 @@ static void take_chunk(e2e_answer *out, const Kvferry__V1__Chunk *m) {
     assert_true(m->index < E2E_CHOICES_MAX);
     e2e_choice *h = &out->choice[m->index];
     assert_false(h->finished);
-    assert_true(kvf_rpc_utf8_valid(m->text.data, m->text.len));
+    assert_true(kvf_utf8_valid(m->text.data, m->text.len, NULL));
     if (!out->first_ns) out->first_ns = e2e_now_ns();
     h->chunks++;
     h->text = grow(h->text, h->text_bytes + m->text.len + 1);

@@ -2,6 +2,7 @@
  * limits, and its output is assembled from tokens that the input names as well. */
 #include "choice.h"
 #include "kvf/proto.h"
+#include "kvf/utf8.h"
 #include <stdio.h>
 #include <stdlib.h>
 

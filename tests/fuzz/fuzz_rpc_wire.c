@@ -3,6 +3,7 @@
 #include "rpc_int.h"
 #include "grpc/reflection/v1/reflection.pb-c.h"
 #include "kvferry/v1/kvferry.pb-c.h"
+#include "kvf/utf8.h"
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -37,7 +38,7 @@ static void clean_text(const uint8_t *data, size_t size) {
     memcpy(text, data, size);
     text[size] = 0;
     rpc_text_clean(text);
-    KVF_ASSERT(kvf_rpc_utf8_valid(text, strlen(text)));
+    KVF_ASSERT(kvf_utf8_valid(text, strlen(text), NULL));
     free(text);
 }
 

@@ -3,6 +3,7 @@
  * model's vocabulary. Asserted: the pieces give the text back, control tokens lie in trusted bytes only, streamed
  * deltas are valid UTF-8 and join to the text where it is valid, and a limit one below the count refuses. */
 #include "tokenizer_int.h"
+#include "kvf/utf8.h"
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -4,7 +4,7 @@
  * arrive one by one, so what comes out depends on the byte sequence alone and never on how it was cut into tokens or
  * calls. */
 #include "tokenizer_int.h"
-#include "utf8.h"
+#include "kvf/utf8.h"
 
 bool kvf_tokenizer_piece(const kvf_tokenizer *t, uint32_t id, kvf_span *out) {
     if (id >= t->vocab.count) return false;

@@ -7,7 +7,7 @@
  * \s*[\r\n]+ | \s+(?!\S) | \s+ qwen2:      as llama-bpe, with \p{N} in place of \p{N}{1,3} (blanks around the bars are
  * for reading; " ?" begins with a real space.) */
 #include "pretok.h"
-#include "utf8.h"
+#include "kvf/utf8.h"
 #include <utf8proc.h>
 
 static const struct {

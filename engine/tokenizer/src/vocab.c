@@ -1,7 +1,7 @@
 /* vocab.c - loads and checks tokenizer.ggml.tokens and tokenizer.ggml.token_type. */
 #include "vocab.h"
 #include "kvf/hash.h"
-#include "utf8.h"
+#include "kvf/utf8.h"
 #include <stdlib.h>
 
 /* The letters: bytes that print in Latin-1 stand for themselves, the other 68 take U+0100 onwards in order. */

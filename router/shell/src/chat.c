@@ -1,4 +1,5 @@
 #include "chat.h"
+#include "kvf/utf8.h"
 #include <stdio.h>
 #include <stdlib.h>
 

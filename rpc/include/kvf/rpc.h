@@ -78,9 +78,6 @@ typedef struct {
     uint64_t retry_after_ms; /* 0: no RetryInfo came */
 } kvf_rpc_result;
 
-/* True for well-formed UTF-8 (no surrogates, no overlong forms, nothing past U+10FFFF); U+0000 is allowed. */
-bool kvf_rpc_utf8_valid(const void *text, size_t len_bytes);
-
 /* ---- Runtime
  * ----------------------------------------------------------------------------------------------------------- */
 

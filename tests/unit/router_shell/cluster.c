@@ -1,5 +1,6 @@
 #include "cluster.h"
 #include "grpc/health/v1/health.pb-c.h"
+#include "kvf/utf8.h"
 #include <time.h>
 
 static void on_serving(void *self, bool serving) {
@@ -168,7 +169,7 @@ static void copy_text(char *out, size_t room, ProtobufCBinaryData text) {
 static void take_chunk(answer *got, const Kvferry__V1__Chunk *m) {
     uint32_t c = m->index;
     assert_true(c < ANSWER_CHOICES && !got->ended[c]);
-    assert_true(kvf_rpc_utf8_valid(m->text.data, m->text.len));
+    assert_true(kvf_utf8_valid(m->text.data, m->text.len, NULL));
     assert_true(m->text.len || m->n_token_ids || m->n_logprobs); /* none is empty */
     assert_true(got->text_bytes[c] + m->text.len < sizeof got->text[c]);
     if (m->text.len) memcpy(got->text[c] + got->text_bytes[c], m->text.data, m->text.len);

@@ -1,6 +1,7 @@
 /* Tokens in, text out: stop strings over token borders, characters over token borders, ends, what is counted. */
 #include "tiny.h"
 #include "choice.h"
+#include "kvf/utf8.h"
 
 static front_model model;
 static uint32_t byte_token[256];

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include "fixture.h"
 #include "kvf/proto.h"
+#include "kvf/utf8.h"
 #include "kvferry/v1/kvferry.pb-c.h"
 
 static const ProtobufCServiceDescriptor *const echo = &kvf__test__v1__echo__descriptor;
@@ -394,8 +395,8 @@ static void utf8_is_judged_by_the_table(void **state) {
         {"\xe0\x80\x80", false}, {"\xed\xa0\x80", false}, {"\xf4\x8f\xbf\xbf", true}, {"\xf4\x90\x80\x80", false},
         {"\x80", false}, {"\xc3", false}, {"a\xff", false}, {"\xf0\x9f\x98", false}, {"\xef\xbf\xbf", true}};
     for (size_t i = 0; i < KVF_COUNT_OF(cases); i++)
-        assert_int_equal(kvf_rpc_utf8_valid(cases[i].text, strlen(cases[i].text)), cases[i].valid);
-    assert_true(kvf_rpc_utf8_valid("a\0b", 3));
+        assert_int_equal(kvf_utf8_valid(cases[i].text, strlen(cases[i].text), NULL), cases[i].valid);
+    assert_true(kvf_utf8_valid("a\0b", 3, NULL));
 }
 
 int main(void) {

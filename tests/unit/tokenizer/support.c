@@ -1,4 +1,5 @@
 #include "support.h"
+#include "kvf/utf8.h"
 
 void buffer_put(buffer *b, const void *bytes, size_t len_bytes) {
     if (b->len_bytes + len_bytes > b->capacity) {

@@ -3,6 +3,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include "support.h"
+#include "kvf/utf8.h"
 
 /* White_Space. pcre2's \s under UCP has U+180E too; the engines the models were trained with follow Unicode. */
 #define S_SET "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"

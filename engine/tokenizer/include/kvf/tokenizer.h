@@ -54,6 +54,4 @@ void kvf_detok_init(kvf_detok *d, const kvf_tokenizer *t, bool specials_in_text)
 size_t kvf_detok_bound(const kvf_detok *d, uint32_t id);
 size_t kvf_detok_push(kvf_detok *d, uint32_t id, char *out);
 size_t kvf_detok_finish(kvf_detok *d, char *out); /* what is held back, as U+FFFD; at most 12 bytes */
-
-bool kvf_utf8_valid(const char *text, size_t len_bytes, size_t *bad_at);
 #endif

@@ -1,7 +1,10 @@
-/* utf8.h - one step through bytes that may or may not be UTF-8 (Unicode 15, table 3-7). Private to the tokenizer. */
-#ifndef KVF_TOKENIZER_UTF8_H
-#define KVF_TOKENIZER_UTF8_H
+/* kvf/utf8.h - bytes that may or may not be UTF-8 (well-formed: Unicode 15, table 3-7). */
+#ifndef KVF_UTF8_H
+#define KVF_UTF8_H
 #include "kvf/base.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef enum {
     KVF_UTF8_WHOLE, /* one well-formed character */
@@ -17,4 +20,10 @@ typedef struct {
 
 /* count_bytes >= 1. */
 kvf_utf8_step kvf_utf8_step_at(const uint8_t *bytes, size_t count_bytes);
+
+/* bad_at (may be NULL): where the first ill-formed sequence begins. */
+bool kvf_utf8_valid(const void *text, size_t len_bytes, size_t *bad_at);
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -1,6 +1,5 @@
 /* utf8.c - well-formedness of UTF-8, decided byte by byte so that a stream and a whole text agree. */
-#include "kvf/tokenizer.h"
-#include "utf8.h"
+#include "kvf/utf8.h"
 
 #define REPLACEMENT 0xFFFDu
 
@@ -40,8 +39,8 @@ kvf_utf8_step kvf_utf8_step_at(const uint8_t *bytes, size_t count_bytes) {
     return (kvf_utf8_step){KVF_UTF8_WHOLE, length, code_point};
 }
 
-bool kvf_utf8_valid(const char *text, size_t len_bytes, size_t *bad_at) {
-    const uint8_t *bytes = (const uint8_t *)text;
+bool kvf_utf8_valid(const void *text, size_t len_bytes, size_t *bad_at) {
+    const uint8_t *bytes = text;
     for (size_t at = 0; at < len_bytes;) {
         kvf_utf8_step step = kvf_utf8_step_at(bytes + at, len_bytes - at);
         if (step.kind != KVF_UTF8_WHOLE) {
