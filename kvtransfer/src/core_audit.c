@@ -82,7 +82,7 @@ kvf_status kvf_tx_audit(const kvf_tx *tx, kvf_error *err) {
             return kvf_fail(
                 err, KVF_ERR_INTERNAL, "hand-off %u of grant %llx: %s", i, (unsigned long long)h->grant, wrong);
     }
-    for (uint32_t i = 0; i < tx->sendings_max; i++) {
+    for (uint32_t i = 0; i < tx->sendings_used; i++) {
         const tx_sending *s = &tx->sendings[i];
         if (!(s->serial & 1)) continue;
         out++;

@@ -179,6 +179,7 @@ struct kvf_tx {
     tx_handoff *handoffs;
     tx_sending *sendings;
     uint32_t sendings_max, sendings_free;
+    uint32_t sendings_used; /* places from here on were never taken */
     tx_goodbye *goodbyes; /* CANCEL frames to say; the hand-off itself may have ended */
     uint32_t goodbyes_max, goodbyes_count;
 };

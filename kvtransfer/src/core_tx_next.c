@@ -69,6 +69,7 @@ static bool tx_give_page(kvf_tx *tx, tx_handoff *h, kvf_tx_act *act) {
     kvf_status used = kvf_kv_use_begin(tx->kv, block);
     KVF_ASSERT(used == KVF_OK); /* the caller keeps it pinned until END */
     uint32_t index = tx->sendings_free;
+    tx->sendings_used = KVF_MAX(tx->sendings_used, index + 1);
     tx_sending *s = &tx->sendings[index];
     tx->sendings_free = s->next_free;
     s->serial++;
