@@ -1,5 +1,6 @@
 /* size: the memory bill. */
 #include "cmd.h"
+#include "devices.h"
 #include "json.h"
 #include "kvf/model_spec.h"
 #include "sizing.h"
@@ -16,18 +17,30 @@ static const char *const dtype_names[] = {"f16", "bf16", "f32", "f8", "q8"};
 
 typedef struct {
     const char *model;
-    uint32_t layers, kv_heads, head_dim, dtype, context, block_tokens, chunk;
+    uint32_t layers, heads, kv_heads, head_dim, dtype, context, block_tokens, chunk;
+    uint32_t device; /* 0: none, else 1 + its index */
     uint64_t memory;
-    double link, prefill_rate, decode_rate, prompt, output;
+    double link, params, prefill_rate, decode_rate, prompt, output;
     bool json;
 } options;
 
-/* Prompt and output: means of the Azure 2023 conversation trace. Rates: an 8B model in bf16 on a current data-centre
- * GPU, to be replaced by what `bench engine` measures. */
-static const options defaults = {
-    .block_tokens = 16, .chunk = 2048, .prefill_rate = 50000, .decode_rate = 4000, .prompt = 1155, .output = 211};
+/* Prompt and output: means of the Azure 2023 conversation trace. */
+static const options defaults = {.block_tokens = 16, .chunk = 2048, .prompt = 1155, .output = 211};
+/* Where neither a rate nor a device is named: an 8B model in bf16 on a current data-centre GPU. */
+enum { PREFILL_RATE = 50000, DECODE_RATE = 4000 };
 
-static kvf_status from_model(const options *o, kvf_sizing_in *in, char *name, size_t name_bytes, kvf_error *err) {
+/* What a token is multiplied with: not the embedding table, unless it is the output head too. */
+static void count_weights(const kvf_gguf *g, const kvf_model_spec *spec, kvf_device_load *load) {
+    for (size_t i = 0; i < kvf_gguf_tensor_count(g); i++) {
+        const kvf_gguf_tensor *t = kvf_gguf_tensor_at(g, i);
+        load->weight_bytes += (double)t->bytes;
+        if (t == spec->embedding && !spec->head_tied) continue;
+        load->params += (double)(t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3]);
+    }
+}
+
+static kvf_status from_model(
+    const options *o, kvf_sizing_in *in, kvf_device_load *load, char *name, size_t name_bytes, kvf_error *err) {
     kvf_gguf *g;
     kvf_model_spec spec;
     kvf_status status = kvf_gguf_open(o->model, &g, err);
@@ -39,6 +52,8 @@ static kvf_status from_model(const options *o, kvf_sizing_in *in, char *name, si
         in->kv_heads = spec.kv_heads;
         in->head_dim = spec.head_dim;
         if (!in->context) in->context = spec.context_max;
+        load->heads = spec.heads;
+        count_weights(g, &spec, load);
         kvf_model_spec_free(&spec);
     }
     kvf_gguf_close(g);
@@ -123,6 +138,37 @@ static void print_bill(const options *o, const kvf_sizing_in *in, const kvf_sizi
         in->prefill_per_s, in->decode_per_s, in->prompt, in->output);
 }
 
+/* Rates and pool that were not said follow from the device's data sheet. */
+static kvf_status from_device(const options *o, kvf_sizing_in *in, kvf_device_load *load, kvf_error *err) {
+    const kvf_device *d = kvf_device_at(o->device - 1);
+    if (load->params <= 0)
+        return kvf_fail(err, KVF_ERR_INVALID, "--device needs --model FILE, or --params with the shape");
+    load->layers = in->layers;
+    load->head_dim = in->head_dim;
+    load->kv_token_bytes = 2.0 * in->layers * in->kv_heads * in->head_dim * in->element_bytes;
+    load->prompt = in->prompt;
+    load->output = in->output;
+    kvf_device_rates rates;
+    kvf_device_estimate(d, load, &rates);
+    char a[KVF_UNITS_TEXT], b[KVF_UNITS_TEXT];
+    if (rates.batch < 1)
+        return kvf_fail(err, KVF_ERR_NO_ROOM, "%s: weights of %s leave no room for one request in %.0f %% of its %s",
+            d->title, kvf_units_bytes(load->weight_bytes, a), KVF_DEVICE_MEMORY_SHARE * 100,
+            kvf_units_bytes(d->memory_bytes, b));
+    if (!in->memory_bytes) in->memory_bytes = (uint64_t)rates.kv_bytes;
+    if (in->prefill_per_s <= 0) in->prefill_per_s = rates.prefill_per_s;
+    if (in->decode_per_s <= 0) in->decode_per_s = rates.decode_per_s;
+    if (o->json) return KVF_OK;
+    printf("device                 %s: %s, %s, %.0f TFLOP/s in 16 bits; %.1f B weights in %s\n", d->title,
+        kvf_units_bytes(d->memory_bytes, a), kvf_units_rate(d->bytes_per_s, b), d->flop_per_s / 1e12,
+        load->params / 1e9, kvf_units_bytes(load->weight_bytes, (char[KVF_UNITS_TEXT]){0}));
+    printf("  assumed reached      %.0f %% of memory, %.0f %% of FLOP/s, %.0f %% of bandwidth; decode batch %.0f, step "
+           "%s\n",
+        KVF_DEVICE_MEMORY_SHARE * 100, KVF_DEVICE_COMPUTE_SHARE * 100, KVF_DEVICE_BANDWIDTH_SHARE * 100, rates.batch,
+        kvf_units_seconds(rates.step_s, a));
+    return KVF_OK;
+}
+
 static int run(const kvf_command *command, const void *opts, const kvf_args *args) {
     const options *o = opts;
     kvf_sizing_in in = {.layers = o->layers,
@@ -138,15 +184,21 @@ static int run(const kvf_command *command, const void *opts, const kvf_args *arg
         .decode_per_s = o->decode_rate,
         .prompt = o->prompt,
         .output = o->output};
+    kvf_device_load load = {
+        .params = o->params, .weight_bytes = 2 * o->params, .heads = o->heads ? o->heads : o->kv_heads};
     char name[128] = "";
+    kvf_error err;
     bool shape = o->layers && o->kv_heads && o->head_dim;
     if (o->model && !shape) {
-        kvf_error err;
-        if (from_model(o, &in, name, sizeof name, &err) != KVF_OK) return kvf_cmd_failed(&err);
+        load.params = load.weight_bytes = 0;
+        if (from_model(o, &in, &load, name, sizeof name, &err) != KVF_OK) return kvf_cmd_failed(&err);
     } else if (!shape) {
         return kvf_cmd_usage(command, "give --model FILE, or --layers, --kv-heads and --head-dim");
     }
     if (!in.context) in.context = 8192;
+    if (o->device && from_device(o, &in, &load, &err) != KVF_OK) return kvf_cmd_failed(&err);
+    if (in.prefill_per_s <= 0) in.prefill_per_s = PREFILL_RATE;
+    if (in.decode_per_s <= 0) in.decode_per_s = DECODE_RATE;
     kvf_sizing_out out;
     kvf_sizing(&in, &out);
     if (o->json)
@@ -163,6 +215,10 @@ static const kvf_arg rows[] = {
     {"layers", 0, KVF_ARG_U32, "N", "or say it: layers,", AT(layers), 1, 1000, NULL, false},
     {"kv-heads", 0, KVF_ARG_U32, "N", "heads of K and V,", AT(kv_heads), 1, 100000, NULL, false},
     {"head-dim", 0, KVF_ARG_U32, "N", "values of one head", AT(head_dim), 1, 100000, NULL, false},
+    {"heads", 0, KVF_ARG_U32, "N", "heads of Q (default: as of K and V),", AT(heads), 1, 100000, NULL, false},
+    {"params", 0, KVF_ARG_F64, "N", "weights like 8e9, in 16 bits: for --device", AT(params), 1, 1e14, NULL, false},
+    {"device", 0, KVF_ARG_CHOICE, "none|" KVF_DEVICE_NAMES,
+        "one GPU a node: rates and room from its data sheet where not said below", AT(device), 0, 0, NULL, false},
     {"dtype", 0, KVF_ARG_CHOICE, "f16|bf16|f32|f8|q8", "what K and V are kept in (default f16)", AT(dtype), 0, 0, NULL,
         false},
     {"context", 'c', KVF_ARG_U32, "N", "tokens of one conversation (default: the model's, or 8192)", AT(context), 1,
