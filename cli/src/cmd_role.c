@@ -80,6 +80,8 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->queue_ttl_ns = kvf_config_u64(c, "decode.queue_timeout");
     w->heartbeat_ns = kvf_config_u64(c, "transfer.heartbeat");
     w->peer_timeout_ns = kvf_config_u64(c, "transfer.peer_timeout");
+    w->status_interval_ns = kvf_config_u64(c, "node.heartbeat");
+    w->stall_limit_ns = kvf_config_u64(c, "node.stall_limit");
 }
 
 static void stop_worker(void *self, int signal, uint32_t times) { kvf_worker_stop(self); }
@@ -214,6 +216,8 @@ static void router_options_of(const kvf_config *c, const char *name, const membe
     r->core.ready_grace_ns = kvf_config_u64(c, "router.ready_grace");
     r->core.ship_min = ship_min_of(c);
     r->core.strict = !kvf_config_bool(c, "router.prefill_fallback");
+    r->core.status_timeout_ns = kvf_config_u64(c, "router.node_timeout");
+    r->core.reconnect_grace_ns = kvf_config_u64(c, "router.node_grace");
     r->core.attempts_max = kvf_config_u32(c, "router.attempts_max");
     r->stop_sequences_max = kvf_config_u32(c, "router.stop_max_count");
     r->stop_sequence_bytes_max = kvf_config_u32(c, "router.stop_max_bytes");

@@ -191,11 +191,18 @@ static void read_retry_info(kvf_rpc_result *result, const Google__Protobuf__Any 
     google__rpc__retry_info__free_unpacked(retry, NULL);
 }
 
+/* The library tells why it could not connect only in words. */
+static bool nothing_listens(const kvf_rpc_result *result) {
+    return result->code == KVF_RPC_UNAVAILABLE && strncmp(result->message, "failed to connect", 17) == 0 &&
+           (strstr(result->message, "Connection refused") || strstr(result->message, "No such file or directory"));
+}
+
 void rpc_result_fill(
     kvf_rpc_result *result, grpc_status_code code, grpc_slice message, const grpc_metadata_array *trailers) {
     memset(result, 0, sizeof *result);
     result->code = (kvf_rpc_code)code;
     copy_text(result->message, sizeof result->message, GRPC_SLICE_START_PTR(message), GRPC_SLICE_LENGTH(message));
+    result->refused = nothing_listens(result);
     for (size_t i = 0; i < trailers->count; i++) {
         if (grpc_slice_str_cmp(trailers->metadata[i].key, RPC_DETAILS_KEY) != 0) continue;
         grpc_slice bytes = trailers->metadata[i].value;

@@ -46,6 +46,8 @@ typedef struct {
 /* argv: what follows `kvferry`, NULL at the end. Waits for the ready line or for the end of stdout. */
 void e2e_spawn(e2e_process *p, const char *const *argv);
 void e2e_spawn_nowait(e2e_process *p, const char *const *argv); /* ready stays false */
+/* env: one more "NAME=value" of its environment; NULL: none. */
+void e2e_spawn_env(e2e_process *p, const char *const *argv, const char *env);
 int e2e_process_wait(e2e_process *p); /* until it ends: exit status, or 256 + signal */
 int e2e_process_stop(e2e_process *p); /* TERM, then wait; shows nothing */
 char *e2e_read_file(const char *path); /* whole, NUL at the end; freed by the caller */
@@ -97,6 +99,7 @@ typedef struct {
     bool cancel_at_once; /* before anything has come */
     bool top_p_given;
     float top_p;
+    float presence, frequency; /* penalties; 0: not given */
 } e2e_ask;
 
 typedef struct {

@@ -98,7 +98,18 @@ static const char *program(void) {
     exit(E2E_SKIP);
 }
 
-static int spawn(e2e_process *p, const char *const *argv) {
+/* Our environment and one more variable, which goes first so that it is the one found. Freed by the caller. */
+static char **environment(const char *more) {
+    size_t count = 0, at = 0;
+    while (environ[count]) count++;
+    char **out = calloc(count + 2, sizeof *out);
+    assert_non_null(out);
+    if (more) out[at++] = (char *)(uintptr_t)more;
+    memcpy(out + at, environ, count * sizeof *out);
+    return out;
+}
+
+static int spawn(e2e_process *p, const char *const *argv, const char *env) {
     const char *full[E2E_ARGS_MAX + 2] = {program()};
     size_t count = 1;
     while (argv[count - 1]) {
@@ -122,7 +133,9 @@ static int spawn(e2e_process *p, const char *const *argv) {
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
     posix_spawnattr_setsigmask(&attributes, &none);
-    int error = posix_spawn(&p->pid, full[0], &actions, &attributes, (char *const *)(uintptr_t)full, environ);
+    char **envp = environment(env);
+    int error = posix_spawn(&p->pid, full[0], &actions, &attributes, (char *const *)(uintptr_t)full, envp);
+    free(envp);
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
     close(out[1]);
@@ -146,8 +159,10 @@ static void parse(e2e_process *p) {
     word(line, " admin=", p->admin, sizeof p->admin);
 }
 
-void e2e_spawn(e2e_process *p, const char *const *argv) {
-    int out = spawn(p, argv);
+void e2e_spawn(e2e_process *p, const char *const *argv) { e2e_spawn_env(p, argv, NULL); }
+
+void e2e_spawn_env(e2e_process *p, const char *const *argv, const char *env) {
+    int out = spawn(p, argv, env);
     size_t used = 0;
     uint64_t end = e2e_now_ns() + (uint64_t)E2E_WAIT_MS * 1000000u;
     while (!p->ready && used + 1 < sizeof p->out) {
@@ -164,7 +179,7 @@ void e2e_spawn(e2e_process *p, const char *const *argv) {
     close(out);
 }
 
-void e2e_spawn_nowait(e2e_process *p, const char *const *argv) { close(spawn(p, argv)); }
+void e2e_spawn_nowait(e2e_process *p, const char *const *argv) { close(spawn(p, argv, NULL)); }
 
 int e2e_process_wait(e2e_process *p) {
     int status = 0;

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 _Static_assert(sizeof(kvf_sample) <= KVF_SAMPLE_BYTES_MAX, "a kvf_sample fits into a token item");
 
@@ -14,6 +15,7 @@ struct compute {
     enum { IDLE, RUNNING, DONE, STOPPING } state;
     kvf_step step;
     atomic_uint layers_done;
+    _Atomic kvf_time_ns moved_ns; /* when the running step began or finished a layer; KVF_TIME_NEVER: none runs */
     /* results of the last step, written by the engine thread while RUNNING */
     kvf_step_result result;
     kvf_step_sample *samples;
@@ -30,6 +32,7 @@ struct compute {
 static void on_layer(void *self, uint32_t layer) {
     compute *c = self;
     atomic_store_explicit(&c->layers_done, layer + 1, memory_order_release);
+    atomic_store(&c->moved_ns, kvf_os_now_ns());
     c->o.wake(c->o.self);
 }
 
@@ -118,6 +121,15 @@ static void run_step(compute *c) {
     c->result.busy_ns = kvf_os_now_ns() - begin;
 }
 
+/* What tests do to a step; nothing without hooks. */
+static void apply_hooks(const compute *c) {
+    const hooks *h = &c->o.hooks;
+    for (uint32_t i = 0; i < c->step.runs_count; i++)
+        if (hooks_poisonous(h, c->step.runs[i].tokens + c->step.runs[i].position, c->step.runs[i].count)) abort();
+    hooks_hang(h->hang_engine);
+    if (h->step_ms) usleep((useconds_t)(h->step_ms * 1000));
+}
+
 static void *engine_thread(void *self) {
     compute *c = self;
     pthread_mutex_lock(&c->lock);
@@ -125,8 +137,10 @@ static void *engine_thread(void *self) {
         while (c->state != RUNNING && c->state != STOPPING) pthread_cond_wait(&c->changed, &c->lock);
         if (c->state == STOPPING) break;
         pthread_mutex_unlock(&c->lock);
+        apply_hooks(c);
         run_step(c);
         pthread_mutex_lock(&c->lock);
+        atomic_store(&c->moved_ns, KVF_TIME_NEVER);
         if (c->state == RUNNING) c->state = DONE;
         c->o.wake(c->o.self);
     }
@@ -138,6 +152,7 @@ kvf_status compute_create(const compute_options *options, compute **out) {
     compute *c = calloc(1, sizeof *c);
     if (!c) return KVF_ERR_NO_MEMORY;
     c->o = *options;
+    atomic_init(&c->moved_ns, KVF_TIME_NEVER);
     uint32_t n = options->samples_max;
     c->samples = calloc(n, sizeof *c->samples);
     c->sample_values = calloc(n, sizeof *c->sample_values);
@@ -181,6 +196,7 @@ void compute_destroy(compute *c) {
 
 void compute_start(compute *c, const kvf_step *step) {
     atomic_store(&c->layers_done, 0);
+    atomic_store(&c->moved_ns, kvf_os_now_ns());
     pthread_mutex_lock(&c->lock);
     KVF_ASSERT(c->state == IDLE);
     c->step = *step;
@@ -190,6 +206,11 @@ void compute_start(compute *c, const kvf_step *step) {
 }
 
 uint32_t compute_layers_done(compute *c) { return atomic_load_explicit(&c->layers_done, memory_order_acquire); }
+
+kvf_time_ns compute_stalled_ns(compute *c, kvf_time_ns now) {
+    kvf_time_ns moved = atomic_load(&c->moved_ns);
+    return moved < now ? now - moved : 0;
+}
 
 bool compute_finished(compute *c, kvf_step_result *result) {
     pthread_mutex_lock(&c->lock);

@@ -90,6 +90,10 @@ static void on_session(void *self, kvf_rpc_call *call, const ProtobufCMessage *r
     static const kvf_rpc_call_ops ops = {
         .on_message = on_message, .on_half_close = on_half_close, .on_cancel = on_cancel, .on_release = on_release};
     (void)request;
+    if (progress_stalled(self)) {
+        kvf_rpc_fail(call, KVF_RPC_UNAVAILABLE, NULL, "this node makes no progress");
+        return;
+    }
     session *s = calloc(1, sizeof *s);
     if (!s) {
         kvf_rpc_fail(call, KVF_RPC_RESOURCE_EXHAUSTED, NULL, "out of memory");
@@ -120,6 +124,15 @@ static void close_session(kvf_worker *w, session *s) {
     }
     session_forget(w, slot);
     kvf_node_on_session_down(w->core, kvf_os_now_ns(), slot);
+}
+
+void session_close_all(kvf_worker *w, const char *text) {
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+        session *s = w->sessions[i];
+        if (!s) continue;
+        kvf_rpc_abort(s->call, KVF_RPC_UNAVAILABLE, text);
+        close_session(w, s);
+    }
 }
 
 static bool give_slot(kvf_worker *w, session *s) {

@@ -34,6 +34,7 @@ void kvf_worker_options_default(kvf_worker_options *o) {
         .heartbeat_ns = KVF_NS_PER_S / 2,
         .peer_timeout_ns = 3 * KVF_NS_PER_S,
         .status_interval_ns = 200 * KVF_NS_PER_MS,
+        .stall_limit_ns = 20 * KVF_NS_PER_S,
         .drain_ns = 30 * KVF_NS_PER_S};
 }
 
@@ -298,7 +299,8 @@ static kvf_status make_compute(kvf_worker *w, const kvf_tokenizer_info *tok, kvf
         .rows_max = w->options.sequences_max + SCORE_ROWS,
         .samples_max = w->options.sequences_max * KVF_CHOICES_MAX,
         .wake = wake_core,
-        .self = w};
+        .self = w,
+        .hooks = w->hooks};
     kvf_status status = compute_create(&co, &w->compute);
     return status == KVF_OK ? status : kvf_fail(err, status, "cannot start the engine thread");
 }
@@ -318,6 +320,7 @@ kvf_status kvf_worker_create(const kvf_worker_options *options, kvf_worker **out
     w->wake_fd = -1;
     if (!w->options.threads) w->options.threads = kvf_os_cpu_count();
     snprintf(w->name, sizeof w->name, "%s", options->name);
+    hooks_read(&w->hooks);
     kvf_tokenizer_info tok;
     kvf_status status = open_engine(w, err);
     if (status == KVF_OK) status = read_tokenizer(w, &tok, err);
@@ -327,6 +330,7 @@ kvf_status kvf_worker_create(const kvf_worker_options *options, kvf_worker **out
     if (status == KVF_OK) status = make_core(w, err);
     if (status == KVF_OK) status = make_compute(w, &tok, err);
     if (status == KVF_OK) status = session_server_start(w, err);
+    if (status == KVF_OK && (status = progress_start(w)) != KVF_OK) kvf_fail(err, status, "cannot start a thread");
     if (status != KVF_OK) {
         kvf_worker_destroy(w);
         return status;
@@ -354,6 +358,7 @@ void kvf_worker_stop(kvf_worker *w) {
 
 void kvf_worker_destroy(kvf_worker *w) {
     if (!w) return;
+    progress_stop(w);
     if (w->control) kvf_rpc_server_shutdown(w->control, 0);
     if (w->rpc) kvf_rpc_runtime_destroy(w->rpc);
     compute_destroy(w->compute);

@@ -1,4 +1,5 @@
-/* worker_int.h - what the parts of a node process share. Everything but `inbox` belongs to the core thread. */
+/* worker_int.h - what the parts of a node process share. Everything but `inbox` and `progress` belongs to the core
+ * thread. */
 #ifndef KVF_WORKER_INT_H
 #define KVF_WORKER_INT_H
 #include "compute.h"
@@ -8,6 +9,7 @@
 #include "kvf/rpc.h"
 #include "kvf/worker.h"
 #include <event2/event.h>
+#include <pthread.h>
 #include <stdatomic.h>
 
 #define SESSIONS_MAX 16
@@ -53,6 +55,16 @@ struct kvf_worker {
     uint32_t layers_told;
     uint32_t stops;
     bool leaving;
+    hooks hooks; /* constant */
+    struct {
+        struct event *beat; /* core thread */
+        _Atomic kvf_time_ns core_ns; /* when the core thread last ran its timer */
+        atomic_bool stalled;
+        bool running, stop; /* stop: under lock */
+        pthread_t thread;
+        pthread_mutex_t lock;
+        pthread_cond_t changed;
+    } progress;
 };
 
 void worker_pump(kvf_worker *w);
@@ -63,6 +75,11 @@ void session_take(kvf_worker *w, inbox_item *item); /* an inbox item of kind MES
 void inbox_free(inbox_item *item);
 void session_forget(kvf_worker *w, uint32_t slot);
 void session_drop_call(session *s);
+void session_close_all(kvf_worker *w, const char *text);
+/* progress.c */
+kvf_status progress_start(kvf_worker *w);
+void progress_stop(kvf_worker *w);
+bool progress_stalled(const kvf_worker *w); /* any thread */
 /* links.c */
 kvf_status links_create(kvf_worker *w, const kvf_identity *identity, kvf_error *err);
 void links_act(kvf_worker *w, const kvf_node_act *act);

@@ -94,10 +94,8 @@ void rt_nodes_wake(kvf_router *r) {
 void rt_node_arm(kvf_router *r, uint32_t node) {
     const rt_node *n = &r->nodes[node];
     kvf_time_ns at = KVF_TIME_NEVER;
-    if (n->up)
-        at = rt_after(n->heard_ns, r->config.status_timeout_ns);
-    else if (!n->lost)
-        at = rt_after(n->down_ns, r->config.reconnect_grace_ns);
+    if (n->up) at = rt_after(n->heard_ns, r->config.status_timeout_ns);
+    if (!n->welcomed && !n->lost) at = KVF_MIN(at, rt_after(n->down_ns, r->config.reconnect_grace_ns));
     if (n->closed_until_ns > r->now) at = KVF_MIN(at, n->closed_until_ns);
     rt_timer_set(r, rt_timer_node(r, node), at);
 }
@@ -115,11 +113,13 @@ void kvf_router_on_session_up(kvf_router *r, kvf_time_ns now, uint32_t node) {
     rt_node_arm(r, node);
 }
 
-static void session_down(kvf_router *r, uint32_t node) {
+/* since_ns: from when on the node counts as away. A session that never said Welcome does not change that: who opens
+ * sessions and says nothing is not back. */
+static void session_down(kvf_router *r, uint32_t node, kvf_time_ns since_ns) {
     rt_node *n = &r->nodes[node];
+    if (n->welcomed) n->down_ns = since_ns;
     n->up = n->welcomed = n->hello_due = n->ack_due = n->superseded_due = n->snapshot_running = false;
     n->full = false;
-    n->down_ns = r->now;
     rt_node_arm(r, node);
     r->pump_due = true;
 }
@@ -130,18 +130,33 @@ void kvf_router_on_session_down(kvf_router *r, kvf_time_ns now, uint32_t node) {
     rt_node *n = &r->nodes[node];
     if (!n->used) return;
     n->close_due = false;
-    if (n->up) session_down(r, node);
+    if (n->up) session_down(r, node, now);
+}
+
+void kvf_router_on_node_gone(kvf_router *r, kvf_time_ns now, uint32_t node) {
+    r->now = now;
+    KVF_ASSERT(node < r->config.nodes_max);
+    rt_node *n = &r->nodes[node];
+    if (!n->used || !n->known || n->up || n->lost) return;
+    r->counters.nodes_lost++;
+    lose_node(r, node, false, "its process is gone");
+    rt_node_arm(r, node);
+}
+
+static void close_session(kvf_router *r, uint32_t node, kvf_time_ns since_ns) {
+    session_down(r, node, since_ns);
+    r->nodes[node].close_due = true;
+    r->nodes_due |= 1ull << node;
 }
 
 void rt_node_on_time(kvf_router *r, uint32_t node) {
     rt_node *n = &r->nodes[node];
     if (!n->used) return;
-    if (n->up && rt_after(n->heard_ns, r->config.status_timeout_ns) <= r->now) {
-        session_down(r, node);
-        n->close_due = true;
-        r->nodes_due |= 1ull << node;
-    }
-    if (!n->up && !n->lost && rt_after(n->down_ns, r->config.reconnect_grace_ns) <= r->now) {
+    if (n->up && rt_after(n->heard_ns, r->config.status_timeout_ns) <= r->now) close_session(r, node, n->heard_ns);
+    if (!n->welcomed && !n->lost && rt_after(n->down_ns, r->config.reconnect_grace_ns) <= r->now) {
+        /* A Hello that has been sent names legs which now go elsewhere: the node shall hear another. One that was
+         * refused (bad) has answered, and has nothing of ours. */
+        if (n->up && !n->bad) close_session(r, node, n->down_ns);
         r->counters.nodes_lost++;
         lose_node(r, node, false, "its session did not come back");
     }

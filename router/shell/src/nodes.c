@@ -3,8 +3,9 @@
  *   idle --timer--> probing --answer--> open --closed--> idle (with a timer)
  *                      \-- no answer --> idle
  *
- * The probe is a health check on the same connection: the core hears of a session only when there is a peer, so that a
- * node that cannot be reached counts as gone since its last session ended, however often it is tried. */
+ * The probe is a health check on the same connection: the core hears of a session only when there is a peer. A node
+ * whose session has ended is tried again almost at once: where nothing listens any more its process is gone, and the
+ * core need not wait for it; where it answers, the connection has only blipped. */
 #include "grpc/health/v1/health.pb-c.h"
 #include "kvf/log.h"
 #include "kvf/wire.h"
@@ -15,6 +16,7 @@
 
 enum {
     PROBE_MS = 2000,
+    RETRY_FIRST_MS = 10, /* after a session: a dying process closes its connections before its listener */
     BACKOFF_MIN_MS = 50,
     BACKOFF_MAX_MS = 1000,
     INBOX_MAX = 1 << 16, /* past it a session is dropped: the node says again what was not acknowledged */
@@ -30,6 +32,7 @@ struct node_session {
     atomic_int refs; /* the link's, the library's, one per inbox item */
     inbox_item closed_item;
     kvf_rpc_code code; /* how it closed */
+    bool refused;
     char text[160];
     bool open; /* core thread: the core knows it */
     bool welcomed; /* core thread: something came */
@@ -110,6 +113,7 @@ static void on_closed(kvf_rpc_session *session, void *user, const kvf_rpc_result
     (void)session;
     node_session *n = user;
     n->code = result->code;
+    n->refused = result->refused;
     snprintf(n->text, sizeof n->text, "%.150s", result->message);
     n->closed_item = (inbox_item){.run = run_closed, .drop = drop_closed};
     atomic_fetch_add(&n->refs, 1);
@@ -137,6 +141,7 @@ static void forget_session(node_link *l) {
 static void retry_later(node_link *l) {
     uint32_t shift = KVF_MIN(l->failures, 8u);
     uint64_t ms = KVF_MIN((uint64_t)BACKOFF_MIN_MS << shift, (uint64_t)BACKOFF_MAX_MS);
+    if (l->failures == 0) ms = RETRY_FIRST_MS;
     ms += kvf_os_random_u64() % (ms / 2 + 1); /* routers must not all come at once */
     struct timeval tv = {.tv_sec = (time_t)(ms / 1000), .tv_usec = (suseconds_t)(ms % 1000 * 1000)};
     l->failures++;
@@ -235,6 +240,7 @@ static void run_closed(inbox_item *item, void *shell) {
         } else if (!probed && l->failures == 0) {
             kvf_log(KVF_LOG_WARN, "router", "node %s at %s does not answer: %s", l->id, l->address, n->text);
         }
+        if (n->probe && n->refused) kvf_router_on_node_gone(s->core, kvf_os_now_ns(), n->index);
         forget_session(l);
         if (probed)
             open_session(s, n->index, false);

@@ -68,6 +68,7 @@ typedef struct {
 /* How a call ended, as the client sees it. Plain data, nothing to free; over-long texts are cut. */
 typedef struct {
     kvf_rpc_code code;
+    bool refused; /* UNAVAILABLE because nothing listens at the address: no server process is there */
     char message[512];
     char reason[64], domain[64]; /* "": no ErrorInfo came */
     struct {

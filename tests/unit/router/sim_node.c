@@ -666,6 +666,7 @@ static void connect_node(sim *s, uint32_t node) {
     sim_node *n = &s->nodes[node];
     if (connected(n)) return;
     if (!n->alive) {
+        kvf_router_on_node_gone(s->router, s->now, node);
         push(s, (sim_event){.at = s->now + 10 * MS, .kind = E_CONNECT, .node = node});
         return;
     }

@@ -281,6 +281,90 @@ static void silent(void **state) {
     bench_close(&b);
 }
 
+/* OP-02: a listener that answers is not a node that is back. Whoever opens sessions and never says Welcome is lost when
+ * its grace is over, counted from when it was last there, however often it is tried; and what it was told in a Hello is
+ * taken back. */
+static void answers_but_never_welcomes(void **state) {
+    (void)state;
+    bench b;
+    opened(&b, false);
+    bench_node(&b, 0, KVF_ROLE_DECODE);
+    bench_submit(&b, 40, 5, KVF_ROUTER_NEVER);
+    bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+    bench_local(&b, 0, &reserve.m);
+    bench_token(&b, 0, &reserve.m.reserve, 0, 40, 7, KVF_END_NONE);
+    bench_node(&b, 1, KVF_ROLE_DECODE);
+    bench_down(&b, 0);
+    bench_up(&b, 0);
+    bench_at(&b, b.now + 90 * MS);
+    bench_down(&b, 0);
+    bench_at(&b, b.now + 20 * MS);
+    bench_forget(&b);
+    bench_up(&b, 0);
+    bench_at(&b, b.now + 89 * MS);
+    assert_int_equal(bench_count_sent(&b, 1, KVF_R_RESERVE) + bench_count(&b, KVF_ROUTER_CLOSE), 0);
+    bench_at(&b, b.now + 1 * MS); /* 200 ms since it was last there */
+    assert_int_equal(bench_one(&b, KVF_R_RESERVE)->a.node, 1);
+    assert_int_equal(bench_count(&b, KVF_ROUTER_CLOSE), 1); /* its Hello named the request that has just moved */
+    assert_int_equal(bench_counters(&b).nodes_lost, 1);
+    bench_forget(&b);
+    bench_up(&b, 0);
+    assert_int_equal(bench_one(&b, KVF_R_HELLO)->m.hello.live_count, 0);
+    bench_at(&b, b.now + 500 * MS);
+    bench_status(&b, 1, KVF_ROLE_DECODE, KVF_NODE_READY);
+    bench_at(&b, b.now + 500 * MS); /* a Welcome is waited for as for any other word */
+    assert_int_equal(bench_count(&b, KVF_ROUTER_CLOSE), 1);
+    assert_int_equal(bench_counters(&b).nodes_lost, 1);
+    bench_close(&b);
+}
+
+/* Silence counts towards the grace: a frozen node is lost when it has said nothing for the longer of the two limits. */
+static void silence_is_absence(void **state) {
+    (void)state;
+    bench b;
+    opened(&b, false);
+    bench_node(&b, 0, KVF_ROLE_DECODE);
+    bench_submit(&b, 40, 5, KVF_ROUTER_NEVER);
+    bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+    bench_local(&b, 0, &reserve.m);
+    bench_at(&b, b.now + 500 * MS);
+    bench_node(&b, 1, KVF_ROLE_DECODE);
+    bench_at(&b, b.now + 499 * MS);
+    bench_forget(&b);
+    bench_at(&b, b.now + 1 * MS);
+    assert_int_equal(bench_count(&b, KVF_ROUTER_CLOSE), 1);
+    assert_int_equal(bench_counters(&b).nodes_lost, 1);
+    bench_at(&b, b.now + 10 * MS); /* the pause before a second attempt */
+    assert_int_equal(bench_one(&b, KVF_R_RESERVE)->a.node, 1);
+    bench_close(&b);
+}
+
+/* Its listener is gone too: there is nothing to wait for. */
+static void process_is_gone(void **state) {
+    (void)state;
+    bench b;
+    opened(&b, false);
+    bench_node(&b, 0, KVF_ROLE_DECODE);
+    bench_submit(&b, 40, 5, KVF_ROUTER_NEVER);
+    bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+    bench_local(&b, 0, &reserve.m);
+    bench_node(&b, 1, KVF_ROLE_DECODE);
+    kvf_router_on_node_gone(b.r, b.now, 0); /* a session says otherwise */
+    bench_drain(&b);
+    assert_int_equal(bench_counters(&b).nodes_lost, 0);
+    bench_down(&b, 0);
+    bench_forget(&b);
+    kvf_router_on_node_gone(b.r, b.now, 0);
+    bench_drain(&b);
+    bench_at(&b, b.now + 10 * MS); /* the pause before a second attempt */
+    assert_int_equal(bench_one(&b, KVF_R_RESERVE)->a.node, 1);
+    assert_int_equal(bench_counters(&b).nodes_lost, 1);
+    assert_int_equal(kvf_router_add_node(b.r, b.now, 2, "n2", KVF_ROLE_PREFILL), KVF_OK);
+    kvf_router_on_node_gone(b.r, b.now, 2); /* never seen: it may be starting */
+    assert_int_equal(bench_counters(&b).nodes_lost, 1);
+    bench_close(&b);
+}
+
 static void started_again(void **state) {
     (void)state;
     bench b;
@@ -498,8 +582,9 @@ int main(void) {
         cmocka_unit_test(fallback_without_prefill), cmocka_unit_test(without_decode), cmocka_unit_test(hot_prefix),
         cmocka_unit_test(spreads), cmocka_unit_test(mismatch), cmocka_unit_test(wrong_model),
         cmocka_unit_test(comes_back), cmocka_unit_test(stays_away), cmocka_unit_test(silent),
-        cmocka_unit_test(started_again), cmocka_unit_test(acknowledges), cmocka_unit_test(events_and_gaps),
-        cmocka_unit_test(audit), cmocka_unit_test(salted_apart), cmocka_unit_test(directory_model),
-        cmocka_unit_test(directory_full)};
+        cmocka_unit_test(answers_but_never_welcomes), cmocka_unit_test(silence_is_absence),
+        cmocka_unit_test(process_is_gone), cmocka_unit_test(started_again), cmocka_unit_test(acknowledges),
+        cmocka_unit_test(events_and_gaps), cmocka_unit_test(audit), cmocka_unit_test(salted_apart),
+        cmocka_unit_test(directory_model), cmocka_unit_test(directory_full)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include "fixture.h"
 #include "kvf/proto.h"
 #include "kvf/utf8.h"
@@ -259,6 +260,28 @@ static void nobody_there_is_unavailable(void **state) {
     fixture_stop(&f);
 }
 
+/* No process there is told apart from a process that does not answer. */
+static void nothing_listens_is_refused(void **state) {
+    static const char *const addresses[] = {"127.0.0.1:%d", "[::1]:%d", "localhost:%d", "unix:/tmp/kvf-rpc-none-%d"};
+    fixture f;
+    kvf_rpc_result r;
+    Kvf__Test__V1__Note note = KVF__TEST__V1__NOTE__INIT;
+    ProtobufCMessage *message;
+    fixture_start(&f, NULL);
+    int port = kvf_rpc_server_port(f.server, 0); /* was bound until now */
+    kvf_rpc_server_shutdown(f.server, 0);
+    f.server = NULL;
+    for (size_t i = 0; i < KVF_COUNT_OF(addresses); i++) {
+        char address[64];
+        snprintf(address, sizeof address, addresses[i], i == 3 ? (int)getpid() : port);
+        kvf_rpc_channel *channel = fixture_channel(&f, address);
+        assert_int_equal(kvf_rpc_unary(channel, echo, "Say", &note.base, 60000, &message, &r), KVF_ERR_PEER_LOST);
+        if (!r.refused) fail_msg("%s: %s", address, r.message);
+        kvf_rpc_channel_destroy(channel);
+    }
+    fixture_stop(&f);
+}
+
 static void addresses_are_reported_and_guarded(void **state) {
     fixture f;
     kvf_error err;
@@ -412,6 +435,7 @@ int main(void) {
         cmocka_unit_test(unknown_methods_are_unimplemented),
         cmocka_unit_test(bad_and_too_long_messages_are_refused),
         cmocka_unit_test(nobody_there_is_unavailable),
+        cmocka_unit_test(nothing_listens_is_refused),
         cmocka_unit_test(addresses_are_reported_and_guarded),
         cmocka_unit_test(ipv6_works_where_the_host_has_it),
         cmocka_unit_test(shutdown_lets_running_streams_end),

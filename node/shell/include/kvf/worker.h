@@ -27,6 +27,7 @@ typedef struct {
     uint32_t chunk_tokens, chunk_tokens_mixed, sequences_max, requests_max, queue_max, expected_output;
     kvf_time_ns grant_ttl_ns, hold_ttl_ns, router_grace_ns, queue_ttl_ns, heartbeat_ns, peer_timeout_ns,
         status_interval_ns, drain_ns;
+    kvf_time_ns stall_limit_ns; /* no progress of core or engine thread for so long: NOT_SERVING, no sessions */
 } kvf_worker_options;
 void kvf_worker_options_default(kvf_worker_options *o);
 

@@ -43,7 +43,7 @@ typedef struct {
     uint32_t attempts_max; /* attempts that gave no new token; 3 */
     uint32_t directory_entries_max; /* block names known over all nodes */
     kvf_time_ns status_timeout_ns; /* a session silent for so long is closed */
-    kvf_time_ns reconnect_grace_ns; /* a session down for so long: the node is lost */
+    kvf_time_ns reconnect_grace_ns; /* without a Welcome for so long: the node is lost */
     kvf_time_ns backoff_ns, backoff_max_ns; /* of failed pairs and of further attempts: doubles */
     kvf_time_ns retry_after_ns; /* told to clients where no node named a time */
     kvf_time_ns ship_report_wait_ns; /* FINISHED waits so long for the prefill node's costs; 0: not at all */
@@ -77,6 +77,9 @@ void kvf_router_on_session_up(
     kvf_router *r, kvf_time_ns now, uint32_t node); /* an ordered stream is open; Hello follows */
 void kvf_router_on_session_down(
     kvf_router *r, kvf_time_ns now, uint32_t node); /* idempotent; the shell connects again by itself */
+/* Nothing listens at the address of a node that was there: its process has ended, and there is no use in waiting for a
+ * session. Ignored while one is up, and for a node never seen (it may be starting). */
+void kvf_router_on_node_gone(kvf_router *r, kvf_time_ns now, uint32_t node);
 void kvf_router_on_msg(kvf_router *r, kvf_time_ns now, uint32_t node, const kvf_nmsg *msg);
 void kvf_router_on_time(kvf_router *r, kvf_time_ns now);
 kvf_time_ns kvf_router_deadline(const kvf_router *r);
