@@ -169,10 +169,18 @@ void kvf_endpoint_flush(kvf_endpoint *e) {
 }
 
 /* ---------------------------------------------------------------- what connections tell */
+bool ep_proved(const ep_link *link, const char *name, char *who, size_t who_bytes) {
+    return !link->conn->ops->proves || link->conn->ops->proves(link->conn, name, who, who_bytes);
+}
+
 static void ep_on_open(void *self) {
     ep_link *link = self;
+    char who[128];
     ep_enter(link);
-    ep_say_hello(link);
+    if (ep_proved(link, link->peer, who, sizeof who))
+        ep_say_hello(link);
+    else
+        ep_fail(link, KVF_ERR_AUTH, "called %s, answered with a certificate for %s", link->peer, who);
     ep_leave(link);
 }
 
@@ -203,7 +211,7 @@ static void ep_on_down(void *self, kvf_status reason, const char *text) {
     if (link->state == LINK_LINGERS)
         ep_drop(link);
     else if (link->state != LINK_DEAD)
-        ep_fail(link, reason, "%s", text);
+        ep_fail(link, reason, "%s", ep_hears_tls(link) ? "the peer speaks TLS, this side does not" : text);
     ep_leave(link);
 }
 
@@ -223,7 +231,10 @@ static void ep_accept(kvf_endpoint *e, kvf_conn *c, const char *transport) {
     else
         c->ops->close(c);
 }
-static void ep_accept_tcp(void *self, kvf_conn *c) { ep_accept(self, c, "tcp"); }
+static void ep_accept_tcp(void *self, kvf_conn *c) {
+    kvf_endpoint *e = self;
+    ep_accept(e, c, e->listeners[0]->ops->name);
+}
 static void ep_accept_shm(void *self, kvf_conn *c) { ep_accept(self, c, "shm"); }
 static void ep_accept_loopback(void *self, kvf_conn *c) { ep_accept(self, c, "loopback"); }
 
@@ -304,11 +315,12 @@ static kvf_status ep_listen(kvf_endpoint *e, kvf_error *err) {
         if (wildcard && !o->advertise_host)
             return kvf_fail(err, KVF_ERR_INVALID,
                 "transfer address %s is every address: name one that others can reach", o->listen_tcp);
-        status = kvf_transport_tcp.listen(&e->env, o->listen_tcp, ep_accept_tcp, e, &e->listeners[0], err);
+        const kvf_transport_ops *ops = o->tls ? &kvf_transport_tls : &kvf_transport_tcp;
+        status = ops->listen(&e->env, o->listen_tcp, ep_accept_tcp, e, &e->listeners[0], err);
         if (status != KVF_OK) return status;
         const char *bound = strrchr(e->listeners[0]->address, ':');
-        status = kvf_address_join(
-            "tcp", o->advertise_host ? o->advertise_host : host, (uint16_t)strtoul(bound + 1, NULL, 10), e->address);
+        status = kvf_address_join(ops->name, o->advertise_host ? o->advertise_host : host,
+            (uint16_t)strtoul(bound + 1, NULL, 10), e->address);
         if (status != KVF_OK) return kvf_fail(err, status, "transfer address is too long");
     }
     if (o->listen_shm) {
@@ -344,7 +356,7 @@ kvf_status kvf_endpoint_create(const kvf_endpoint_options *o, kvf_endpoint **out
     e->identity = *o->identity;
     e->options.identity = &e->identity;
     e->options.node = e->node;
-    e->env = (kvf_transport_env){.base = o->base, .staging_bytes = staging, .loopback = o->loopback};
+    e->env = (kvf_transport_env){.base = o->base, .staging_bytes = staging, .loopback = o->loopback, .tls = o->tls};
     e->host_id = kvf_os_host_id();
     e->tick = event_new(o->base, -1, EV_PERSIST, ep_on_tick, e);
     e->later = event_new(o->base, -1, 0, ep_on_later, e);
@@ -381,7 +393,8 @@ const char *kvf_endpoint_address(const kvf_endpoint *e) { return e->address; }
 const char *kvf_endpoint_local_address(const kvf_endpoint *e) { return e->local_address; }
 
 static const kvf_transport_ops *ep_transport_of(const kvf_endpoint *e, const char *address, const char **where) {
-    static const kvf_transport_ops *const all[] = {&kvf_transport_tcp, &kvf_transport_shm, &kvf_transport_loopback};
+    static const kvf_transport_ops *const all[] = {
+        &kvf_transport_tcp, &kvf_transport_tls, &kvf_transport_shm, &kvf_transport_loopback};
     for (size_t i = 0; i < KVF_COUNT_OF(all); i++) {
         size_t n = strlen(all[i]->name);
         if (strncmp(address, all[i]->name, n) != 0 || address[n] != ':') continue;
@@ -404,6 +417,10 @@ kvf_status kvf_endpoint_connect(kvf_endpoint *e, const char *peer, uint64_t peer
         if (!candidates[i] || !*candidates[i]) continue;
         ops = ep_transport_of(e, candidates[i], &where);
         if (!ops) return KVF_ERR_INVALID;
+        if (ops == &kvf_transport_tcp && e->options.tls) { /* somebody may want us to talk in the open */
+            kvf_fail(&err, KVF_ERR_AUTH, "%s at %s is not encrypted, and this node demands TLS", peer, where);
+            continue;
+        }
         if (ops->dial(&e->env, where, &c, &err) == KVF_ERR_INVALID) return KVF_ERR_INVALID;
     }
     if (!ops) return KVF_ERR_INVALID;

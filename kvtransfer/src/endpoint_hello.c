@@ -41,6 +41,10 @@ void ep_hello(ep_link *link, const kvf_frame *f) {
     char mine[64], yours[64];
     memcpy(link->peer, f->hello.node, sizeof link->peer);
     link->peer_epoch = f->hello.epoch;
+    if (!ep_proved(link, link->peer, mine, sizeof mine)) {
+        refuse(link, KVF_ERR_AUTH, "certificate", mine, link->peer);
+        return;
+    }
     if (strcmp(f->hello.peer, e->node) != 0) {
         refuse(link, KVF_ERR_MISMATCH, "node", e->node, f->hello.peer);
         return;

@@ -64,6 +64,8 @@ void ep_other_version(ep_link *link, const uint8_t *head);
 
 /* endpoint_read.c: every whole frame that has arrived, at most bytes_max. */
 void ep_read(ep_link *link, size_t bytes_max);
+/* Before the first frame: what has come looks like TLS, from a peer that demands what this side has not. */
+bool ep_hears_tls(ep_link *link);
 
 /* endpoint.c */
 void ep_put_frame(ep_link *link, const kvf_frame *frame); /* there is room: the first frames of a connection */
@@ -71,4 +73,5 @@ void ep_link_up(ep_link *link);
 void ep_fail(ep_link *link, kvf_status reason, const char *fmt, ...)
     KVF_PRINTF(3, 4); /* from the loop only: tells on_link_down */
 void ep_linger(ep_link *link);
+bool ep_proved(const ep_link *link, const char *name, char *who, size_t who_bytes); /* as kvf_conn_ops.proves */
 #endif

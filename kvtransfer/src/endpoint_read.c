@@ -53,6 +53,14 @@ static const char *kind_name(kvf_frame_kind kind) {
     return names[kind];
 }
 
+bool ep_hears_tls(ep_link *link) {
+    uint8_t head[3]; /* a record's kind (alert, handshake) and version 3.x */
+    if (link->state != LINK_HELLO_SENT && link->state != LINK_HELLO_WAIT) return false;
+    if (link->conn->ops->ready(link->conn) < sizeof head) return false;
+    link->conn->ops->peek(link->conn, 0, head, sizeof head);
+    return (head[0] == 21 || head[0] == 22) && head[1] == 3 && head[2] <= 4;
+}
+
 /* The length of the frame read; 0: it is not whole yet, or the link is over. */
 static size_t read_one(ep_link *link) {
     kvf_endpoint *e = link->endpoint;
@@ -69,7 +77,9 @@ static size_t read_one(ep_link *link) {
         return 0;
     }
     if (status != KVF_OK) {
-        ep_fail(link, KVF_ERR_FORMAT, "malformed frame from %s", link->peer[0] ? link->peer : "a caller");
+        ep_fail(link, KVF_ERR_FORMAT,
+            ep_hears_tls(link) ? "%s speaks TLS, this side does not" : "malformed frame from %s",
+            link->peer[0] ? link->peer : "a caller");
         return 0;
     }
     if (!allowed(link, kind)) {

@@ -1,6 +1,9 @@
-/* transport_tcp.c - frames over TCP: one socket, staging each way in private memory, whole batches per system call. */
+/* transport_tcp.c - frames over TCP: one socket, staging each way in private memory, whole batches per system call.
+ * Two transports: "tcp" is plain, "tls" the same under TLS 1.3 with the certificates that env->tls holds when a
+ * connection is made. */
 #include "sock.h"
 #include "tcp_dial.h"
+#include "tls.h"
 #include <errno.h>
 #include <event2/event.h>
 #include <event2/listener.h>
@@ -15,10 +18,11 @@ typedef struct {
     kvf_conn base;
     kvf_transport_env *env;
     tcp_dial *dial; /* while connecting */
+    bool calls;
     sock s;
 } tcp_conn;
 
-static const kvf_conn_ops tcp_conn_ops;
+static const kvf_conn_ops tcp_conn_ops, tls_conn_ops;
 
 static tcp_conn *tcp_of(kvf_conn *c) { return (tcp_conn *)(void *)c; }
 
@@ -29,11 +33,12 @@ static void tcp_release(kvf_conn *c) {
     free(t);
 }
 
-static tcp_conn *tcp_conn_new(kvf_transport_env *env) {
+static tcp_conn *tcp_conn_new(kvf_transport_env *env, bool encrypted, bool calls) {
     tcp_conn *t = calloc(1, sizeof *t);
     if (!t) return NULL;
-    t->base.ops = &tcp_conn_ops;
+    t->base.ops = encrypted ? &tls_conn_ops : &tcp_conn_ops;
     t->env = env;
+    t->calls = calls;
     t->s.fd = -1;
     return t;
 }
@@ -41,7 +46,15 @@ static tcp_conn *tcp_conn_new(kvf_transport_env *env) {
 static kvf_status tcp_adopt(tcp_conn *t, int fd) {
     int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    return sock_init(&t->s, t->env->base, fd, t->env->staging_bytes, t->env->staging_bytes, &t->base, tcp_release);
+    kvf_status status =
+        sock_init(&t->s, t->env->base, fd, t->env->staging_bytes, t->env->staging_bytes, &t->base, tcp_release);
+    if (status != KVF_OK || t->base.ops == &tcp_conn_ops) return status;
+    const kvf_tls_set *set = kvf_tls_store_set(t->env->tls);
+    tls_conn *tls = tls_create(set, fd, t->calls, t->env->tls_key_update_bytes);
+    kvf_tls_set_release(set);
+    status = tls ? sock_start_tls(&t->s, t->env->base, tls, t->calls) : KVF_ERR_NO_MEMORY;
+    if (status != KVF_OK) sock_fini(&t->s);
+    return status;
 }
 
 static void tcp_on_dialled(void *self, int fd, const char *text) {
@@ -52,17 +65,17 @@ static void tcp_on_dialled(void *self, int fd, const char *text) {
         conn_tell_down(&t->base, KVF_ERR_PEER_LOST, text);
     else if (tcp_adopt(t, fd) != KVF_OK)
         conn_tell_down(&t->base, KVF_ERR_NO_MEMORY, "no memory for the connection");
-    else
+    else if (!t->s.tls)
         conn_tell_open(&t->base);
     if (conn_leave(&t->base)) tcp_release(&t->base);
 }
 
-static kvf_status tcp_dial_to(kvf_transport_env *env, const char *where, kvf_conn **out, kvf_error *err) {
+static kvf_status dial_as(kvf_transport_env *env, bool encrypted, const char *where, kvf_conn **out, kvf_error *err) {
     char host[KVF_ADDRESS_MAX];
     uint16_t port;
     kvf_status status = kvf_address_split(where, host, &port, err);
     if (status != KVF_OK) return status;
-    tcp_conn *t = tcp_conn_new(env);
+    tcp_conn *t = tcp_conn_new(env, encrypted, true);
     if (!t) return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory for the connection");
     status = tcp_dial_start(env, host, port, tcp_on_dialled, t, &t->dial, err);
     if (status != KVF_OK) {
@@ -71,6 +84,15 @@ static kvf_status tcp_dial_to(kvf_transport_env *env, const char *where, kvf_con
     }
     *out = &t->base;
     return KVF_OK;
+}
+
+static kvf_status tcp_dial_to(kvf_transport_env *env, const char *where, kvf_conn **out, kvf_error *err) {
+    return dial_as(env, false, where, out, err);
+}
+
+static kvf_status tls_dial_to(kvf_transport_env *env, const char *where, kvf_conn **out, kvf_error *err) {
+    if (!env->tls) return kvf_fail(err, KVF_ERR_AUTH, "%s demands TLS, and no certificate is configured here", where);
+    return dial_as(env, true, where, out, err);
 }
 
 /* ---------------------------------------------------------------- accepting */
@@ -88,7 +110,7 @@ static void tcp_on_accept(struct evconnlistener *l, evutil_socket_t fd, struct s
     (void)address;
     (void)len;
     tcp_listener *t = self;
-    tcp_conn *c = tcp_conn_new(t->env);
+    tcp_conn *c = tcp_conn_new(t->env, t->base.ops == &kvf_transport_tls, false);
     if (!c) {
         close((int)fd);
     } else if (tcp_adopt(c, (int)fd) != KVF_OK) {
@@ -139,8 +161,8 @@ static int tcp_bind(const char *host, uint16_t port, char *text, size_t text_siz
     return fd;
 }
 
-static kvf_status tcp_listen(
-    kvf_transport_env *env, const char *where, kvf_accept_fn accept, void *self, kvf_listener **out, kvf_error *err) {
+static kvf_status listen_as(kvf_transport_env *env, const kvf_transport_ops *ops, const char *where,
+    kvf_accept_fn accept, void *self, kvf_listener **out, kvf_error *err) {
     char host[KVF_ADDRESS_MAX], text[96] = "no address";
     uint16_t port;
     kvf_status status = kvf_address_split(where, host, &port, err);
@@ -152,13 +174,13 @@ static kvf_status tcp_listen(
         close(fd);
         return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory to listen");
     }
-    *t = (tcp_listener){.base.ops = &kvf_transport_tcp, .env = env, .accept = accept, .self = self};
+    *t = (tcp_listener){.base.ops = ops, .env = env, .accept = accept, .self = self};
     struct sockaddr_storage bound;
     socklen_t len = sizeof bound;
     char service[8] = "0";
     getsockname(fd, (struct sockaddr *)&bound, &len);
     getnameinfo((struct sockaddr *)&bound, len, NULL, 0, service, sizeof service, NI_NUMERICSERV);
-    status = kvf_address_join("tcp", host, (uint16_t)strtoul(service, NULL, 10), t->base.address);
+    status = kvf_address_join(ops->name, host, (uint16_t)strtoul(service, NULL, 10), t->base.address);
     t->resume = event_new(env->base, -1, 0, tcp_on_resume, t);
     t->listener =
         evconnlistener_new(env->base, tcp_on_accept, t, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC, 64, fd);
@@ -170,6 +192,17 @@ static kvf_status tcp_listen(
     evconnlistener_set_error_cb(t->listener, tcp_on_accept_error);
     *out = &t->base;
     return KVF_OK;
+}
+
+static kvf_status tcp_listen(
+    kvf_transport_env *env, const char *where, kvf_accept_fn accept, void *self, kvf_listener **out, kvf_error *err) {
+    return listen_as(env, &kvf_transport_tcp, where, accept, self, out, err);
+}
+
+static kvf_status tls_listen(
+    kvf_transport_env *env, const char *where, kvf_accept_fn accept, void *self, kvf_listener **out, kvf_error *err) {
+    if (!env->tls) return kvf_fail(err, KVF_ERR_INVALID, "cannot listen on %s: TLS without a certificate", where);
+    return listen_as(env, &kvf_transport_tls, where, accept, self, out, err);
 }
 
 /* ---------------------------------------------------------------- tables */
@@ -189,19 +222,24 @@ static void tcp_close(kvf_conn *c) {
     if (conn_close(c)) tcp_release(c);
 }
 
-static const kvf_conn_ops tcp_conn_ops = {
-    .room = tcp_room,
-    .put = tcp_put,
-    .flush = tcp_flush,
-    .want_room = tcp_want_room,
-    .ready = tcp_ready,
-    .peek = tcp_peek,
-    .consume = tcp_consume,
-    .close = tcp_close,
-};
+static bool tcp_proves(kvf_conn *c, const char *name, char *who, size_t who_bytes) {
+    return tls_proves(tcp_of(c)->s.tls, name, who, who_bytes);
+}
+
+#define BOTH                                                                                                           \
+    .room = tcp_room, .put = tcp_put, .flush = tcp_flush, .want_room = tcp_want_room, .ready = tcp_ready,              \
+    .peek = tcp_peek, .consume = tcp_consume, .close = tcp_close
+static const kvf_conn_ops tcp_conn_ops = {BOTH};
+static const kvf_conn_ops tls_conn_ops = {BOTH, .proves = tcp_proves};
 const kvf_transport_ops kvf_transport_tcp = {
     .name = "tcp",
     .listen = tcp_listen,
     .unlisten = tcp_unlisten,
     .dial = tcp_dial_to,
+};
+const kvf_transport_ops kvf_transport_tls = {
+    .name = "tls",
+    .listen = tls_listen,
+    .unlisten = tcp_unlisten,
+    .dial = tls_dial_to,
 };

@@ -1,8 +1,10 @@
 /* xfer_bench - how fast pages move between two processes of this host: `xfer_bench [pages [page_bytes]]` prints GB/s
- * for shm and tcp, CRC on both sides included. A measuring aid, not a test: nothing is asserted about the figures.
+ * for shm, tcp and tls (TCP under TLS 1.3), CRC on both sides included, and tls as a share of tcp. A measuring aid, not
+ * a test: nothing is asserted about the figures.
  *
  * The child sends one page over and over (its memory is warm, as a page just computed is); the parent copies each into
  * one of 64 pages. */
+#include "certs.h"
 #include "kvf/endpoint.h"
 #include "kvf/log.h"
 #include "kvf/os.h"
@@ -52,7 +54,8 @@ static void on_landed(void *self, kvf_link_id link, const kvf_landing *l, bool c
 }
 static void on_room(void *self, kvf_link_id link) { ((bench *)self)->room = true; }
 
-static kvf_status bench_open(bench *b, const char *node, uint64_t epoch, uint32_t page_bytes, uint32_t pages) {
+static kvf_status bench_open(
+    bench *b, const char *node, uint64_t epoch, kvf_tls_store *tls, uint32_t page_bytes, uint32_t pages) {
     *b = (bench){.base = event_base_new(), .page_bytes = page_bytes, .expected = pages};
     b->memory = calloc(TARGETS, page_bytes);
     kvf_identity model = {.wire_version = 1, .page_bytes = page_bytes, .numerics = "bench", .kv_type = "f16"};
@@ -61,6 +64,7 @@ static kvf_status bench_open(bench *b, const char *node, uint64_t epoch, uint32_
         .epoch = epoch,
         .identity = &model,
         .listen_tcp = "127.0.0.1:0",
+        .tls = tls,
         .listen_shm = true,
         .connect_timeout_ns = 10 * KVF_NS_PER_S,
         .heartbeat_ns = KVF_NS_PER_S,
@@ -72,9 +76,9 @@ static kvf_status bench_open(bench *b, const char *node, uint64_t epoch, uint32_
     return status;
 }
 
-static int send_all(const char *address, const char *local, uint32_t pages, uint32_t page_bytes) {
+static int send_all(const char *address, const char *local, kvf_tls_store *tls, uint32_t pages, uint32_t page_bytes) {
     bench b;
-    if (bench_open(&b, "p1", 11, page_bytes, pages) != KVF_OK) return 1;
+    if (bench_open(&b, "p1", 11, tls, page_bytes, pages) != KVF_OK) return 1;
     for (size_t i = 0; i < (size_t)TARGETS * page_bytes; i++) b.memory[i] = (uint8_t)(i * 7);
     if (kvf_endpoint_connect(b.e, "d1", 22, address, local, kvf_os_host_id(), &b.link) != KVF_OK) return 1;
     for (uint32_t n = 0; n < pages && !b.down;) {
@@ -94,15 +98,16 @@ static int send_all(const char *address, const char *local, uint32_t pages, uint
     return 0;
 }
 
-static int measure(const char *kind, uint32_t pages, uint32_t page_bytes) {
+/* GB/s; 0: it failed. */
+static double measure(const char *kind, kvf_tls_store *tls, uint32_t pages, uint32_t page_bytes) {
     bench d;
-    if (bench_open(&d, "d1", 22, page_bytes, pages) != KVF_OK) return 1;
+    if (bench_open(&d, "d1", 22, tls, page_bytes, pages) != KVF_OK) return 0;
     char address[KVF_ADDRESS_MAX], local[KVF_ADDRESS_MAX];
     snprintf(address, sizeof address, "%s", kvf_endpoint_address(d.e));
     snprintf(local, sizeof local, "%s", *kind == 's' ? kvf_endpoint_local_address(d.e) : "");
     fflush(stdout);
     pid_t child = fork();
-    if (child == 0) _exit(send_all(address, local, pages, page_bytes));
+    if (child == 0) _exit(send_all(address, local, tls, pages, page_bytes));
     event_base_dispatch(d.base);
     double seconds = (double)(d.last_ns - d.first_ns) / 1e9, bytes = (double)pages * page_bytes;
     if (d.pages == pages && d.bad == 0)
@@ -115,7 +120,19 @@ static int measure(const char *kind, uint32_t pages, uint32_t page_bytes) {
     free(d.memory);
     int status = 1;
     waitpid(child, &status, 0);
-    return d.pages == pages && d.bad == 0 && status == 0 ? 0 : 1;
+    return d.pages == pages && d.bad == 0 && status == 0 ? bytes / seconds / 1e9 : 0;
+}
+
+static kvf_tls_store *make_store(certs *c) {
+    char cert[CERTS_PATH_MAX], key[CERTS_PATH_MAX], ca[CERTS_PATH_MAX];
+    kvf_tls_store *store = NULL;
+    kvf_error err = {0};
+    certs_open(c);
+    certs_authority(c, "ca");
+    certs_simple(c, "ca", "node", "DNS:p1,DNS:d1");
+    kvf_tls_files f = {certs_path(c, "node.pem", cert), certs_path(c, "node.key", key), certs_path(c, "ca.pem", ca)};
+    if (kvf_tls_store_open(&f, &store, &err) != KVF_OK) fprintf(stderr, "%s\n", err.message);
+    return store;
 }
 
 int main(int argc, char **argv) {
@@ -126,5 +143,12 @@ int main(int argc, char **argv) {
         return 2;
     }
     kvf_log_set_level(KVF_LOG_ERROR);
-    return measure("shm", pages, page_bytes) | measure("tcp", pages, page_bytes);
+    certs folder;
+    kvf_tls_store *store = make_store(&folder);
+    double shm = measure("shm", NULL, pages, page_bytes), tcp = measure("tcp", NULL, pages, page_bytes);
+    double tls = store ? measure("tls", store, pages, page_bytes) : 0;
+    if (tcp > 0) printf("tls / tcp: %.2f\n", tls / tcp);
+    kvf_tls_store_close(store);
+    certs_close(&folder);
+    return shm > 0 && tcp > 0 && tls > 0 ? 0 : 1;
 }

@@ -16,7 +16,7 @@ static const char *const core_system_headers[] = {"stdbool.h", "stddef.h", "stdi
     "inttypes.h", "stdalign.h", "stdarg.h", "stdio.h", NULL};
 
 /* Ours that belong to shells. */
-static const char *const core_banned_headers[] = {"kvf/os.h", "kvf/mailbox.h", "kvf/rpc.h", NULL};
+static const char *const core_banned_headers[] = {"kvf/os.h", "kvf/mailbox.h", "kvf/rpc.h", "kvf/tls.h", NULL};
 
 static const char *const core_banned_words[] = {"float", "double", "_Float16", "_Thread_local", "_Atomic", NULL};
 
@@ -40,6 +40,7 @@ static const layer layers[] = {
     {"cuda", "device", {"kernels/cuda/", "kvtransfer/gpu/"}},
     {"nccl", "device", {"kernels/cuda/", "kvtransfer/gpu/"}},
     {"nvml", "device", {"kernels/cuda/", "kvtransfer/gpu/"}},
+    {"openssl/ssl.h", "TLS", {"base/tls/", "kvtransfer/src/tls.c", "tests/"}},
     {"sys/socket.h", "network", {"base/os/", "kvtransfer/", "rpc/", "cli/", "tests/"}},
     {"netinet/", "network", {"base/os/", "kvtransfer/", "rpc/", "cli/", "tests/"}},
     {"arpa/", "network", {"base/os/", "kvtransfer/", "rpc/", "cli/", "tests/"}},

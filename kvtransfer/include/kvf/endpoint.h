@@ -7,13 +7,15 @@
  * names too. */
 #ifndef KVF_ENDPOINT_H
 #define KVF_ENDPOINT_H
+#include "kvf/tls.h"
 #include "kvf/xfer.h"
 struct event_base;
 
 typedef struct kvf_endpoint kvf_endpoint;
 typedef struct {
     void *self;
-    /* nonce: the receiving side's of this connection. outgoing: we called. transport: "shm", "tcp", "loopback". */
+    /* nonce: the receiving side's of this connection. outgoing: we called. transport: "shm", "tcp", "tls", "loopback".
+     */
     void (*on_link_up)(void *self, kvf_link_id link, const char *peer, uint64_t peer_epoch, const uint8_t nonce[16],
         bool outgoing, const char *transport);
     /* Once per link, also for one that never came up: then reason and text say why (KVF_ERR_MISMATCH names field and
@@ -35,6 +37,9 @@ typedef struct {
     bool allow_unequal_numerics;
     const char *listen_tcp; /* "host:port", port 0 any; NULL: none */
     const char *advertise_host; /* host that others are told; NULL: the one listened on */
+    /* kept; NULL: plain TCP, and peers that demand TLS cannot be reached. Else all TCP is "tls": peers that are plain
+     * are refused, and a peer must show a certificate with the node name that it claims or is called by. */
+    kvf_tls_store *tls;
     bool listen_shm;
     uint32_t ring_bytes; /* staging of one shm connection; 0: default */
     kvf_time_ns connect_timeout_ns, heartbeat_ns, peer_timeout_ns;
@@ -46,7 +51,7 @@ typedef struct {
 kvf_status kvf_endpoint_create(const kvf_endpoint_options *options, kvf_endpoint **out, kvf_error *err);
 void kvf_endpoint_destroy(kvf_endpoint *e); /* closes every link without callbacks */
 /* Addresses to tell others. */
-const char *kvf_endpoint_address(const kvf_endpoint *e); /* "tcp:127.0.0.1:4711", "" when none */
+const char *kvf_endpoint_address(const kvf_endpoint *e); /* "tcp:127.0.0.1:4711", "tls:...", "" when none */
 const char *kvf_endpoint_local_address(const kvf_endpoint *e); /* "shm:..." , "" when none */
 
 /* Prefers local_address when host_id is this host's and shm is allowed here. Result comes as on_link_up or

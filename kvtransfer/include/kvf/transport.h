@@ -1,5 +1,5 @@
-/* kvf/transport.h - what carries frames between two nodes: loopback, shm, tcp. Only kvtransfer's endpoint and its tests
- * use this.
+/* kvf/transport.h - what carries frames between two nodes: loopback, shm, tcp, tls. Only kvtransfer's endpoint and its
+ * tests use this.
  *
  * A connection is two streams of bytes through staging memory that belongs to it alone. `put` appends to staging,
  * `flush` hands it to the peer; `peek` copies out of staging, `consume` gives it back. A peer may write anything into
@@ -9,6 +9,7 @@
 #define KVF_TRANSPORT_H
 #include "kvf/base.h"
 #include "kvf/msg.h"
+#include "kvf/tls.h"
 struct event_base;
 struct evdns_base;
 
@@ -34,6 +35,9 @@ typedef struct {
     void (*peek)(kvf_conn *c, size_t at, void *out, size_t len_bytes); /* at + len_bytes <= an answer of ready */
     void (*consume)(kvf_conn *c, size_t len_bytes);
     void (*close)(kvf_conn *c); /* frees it; what was flushed still leaves as far as the system has taken it */
+    /* Whether the peer of an open connection has proved to be `name`; if not, who receives what it proved to be. NULL:
+     * this transport asks nobody (one host, or the operator's word for the network). */
+    bool (*proves)(kvf_conn *c, const char *name, char *who, size_t who_bytes);
 } kvf_conn_ops;
 
 struct kvf_conn {
@@ -49,6 +53,8 @@ typedef struct {
     uint32_t staging_bytes; /* of one direction, a power of two */
     kvf_loopback *loopback; /* kept; NULL: none */
     struct evdns_base *resolver; /* made when the first name is dialled */
+    kvf_tls_store *tls; /* kept; NULL: no "tls" */
+    uint64_t tls_key_update_bytes; /* sent under one key; 0: what the cipher bears */
 } kvf_transport_env;
 
 typedef void (*kvf_accept_fn)(void *self, kvf_conn *c); /* c: taken */
@@ -60,13 +66,13 @@ struct kvf_listener {
 
 struct kvf_transport_ops {
     const char *name; /* also the prefix of its addresses: "tcp:..." */
-    /* where: without prefix; tcp "host:port", shm and loopback a name (empty: one is made up). */
+    /* where: without prefix; tcp and tls "host:port", shm and loopback a name (empty: one is made up). */
     kvf_status (*listen)(kvf_transport_env *env, const char *where, kvf_accept_fn accept, void *self,
         kvf_listener **out, kvf_error *err);
     void (*unlisten)(kvf_listener *l);
     kvf_status (*dial)(kvf_transport_env *env, const char *where, kvf_conn **out, kvf_error *err);
 };
-extern const kvf_transport_ops kvf_transport_tcp, kvf_transport_shm, kvf_transport_loopback;
+extern const kvf_transport_ops kvf_transport_tcp, kvf_transport_tls, kvf_transport_shm, kvf_transport_loopback;
 
 kvf_loopback *kvf_loopback_create(void);
 void kvf_loopback_destroy(kvf_loopback *hub); /* after every endpoint that uses it */

@@ -17,6 +17,7 @@
 #include "kvf/rng.h"
 #include "kvf/transport.h"
 #include "loop.h"
+#include "stores.h"
 
 enum { PAGE_BYTES = 12288, PAGES = 10000 };
 static const kvf_identity model = {.wire_version = KVF_WIRE_VERSION,
@@ -121,12 +122,15 @@ typedef struct {
     node p, d;
 } world;
 
+static kvf_tls_store *tls; /* of one certificate for every node here */
+
 static kvf_endpoint_options options_for(world *w, node *n, const char *name, uint64_t epoch) {
     return (kvf_endpoint_options){.base = w->base,
         .node = name,
         .epoch = epoch,
         .identity = &model,
         .listen_tcp = "127.0.0.1:0",
+        .tls = strcmp(w->kind, "tls") == 0 ? tls : NULL,
         .listen_shm = true,
         .connect_timeout_ns = 20 * KVF_NS_PER_S,
         .heartbeat_ns = KVF_NS_PER_S,
@@ -172,7 +176,7 @@ static void world_end(world *w) {
     kvf_loopback_destroy(w->hub);
     event_base_free(w->base);
 }
-static const char *const kinds[] = {"loopback", "shm", "tcp"};
+static const char *const kinds[] = {"loopback", "shm", "tcp", "tls"};
 #define FOR_ALL(kind)                                                                                                  \
     for (size_t one = 0; one < KVF_COUNT_OF(kinds); one++)                                                             \
         for (const char *kind = kinds[one]; kind; kind = NULL)
@@ -433,11 +437,13 @@ static void s_down(void *self, kvf_status reason, const char *text) {
 }
 static void s_ignore(void *self) { (void)self; }
 static void stranger_call(stranger *s) {
-    *s = (stranger){.env = {.base = w.base, .staging_bytes = 1 << 17, .loopback = w.hub}};
+    *s = (stranger){.env = {.base = w.base, .staging_bytes = 1 << 17, .loopback = w.hub, .tls = tls}};
     const kvf_transport_ops *ops = strcmp(w.kind, "tcp") == 0   ? &kvf_transport_tcp
+                                   : strcmp(w.kind, "tls") == 0 ? &kvf_transport_tls
                                    : strcmp(w.kind, "shm") == 0 ? &kvf_transport_shm
                                                                 : &kvf_transport_loopback;
-    const char *address = ops == &kvf_transport_tcp   ? kvf_endpoint_address(w.d.e)
+    bool tcp = ops == &kvf_transport_tcp || ops == &kvf_transport_tls;
+    const char *address = tcp                         ? kvf_endpoint_address(w.d.e)
                           : ops == &kvf_transport_shm ? kvf_endpoint_local_address(w.d.e)
                                                       : "loopback:d1";
     kvf_error err;
@@ -715,6 +721,20 @@ static void links_beyond_the_table_are_refused(void **state) {
     world_end(&w);
 }
 
+static certs folder;
+static int setup(void **state) {
+    certs_open(&folder);
+    certs_authority(&folder, "ca");
+    certs_simple(&folder, "ca", "all", "DNS:p1,DNS:p9,DNS:d1,DNS:d2");
+    tls = store_of(&folder, "all", "ca");
+    return 0;
+}
+static int teardown(void **state) {
+    kvf_tls_store_close(tls);
+    certs_close(&folder);
+    return 0;
+}
+
 int main(void) {
     kvf_log_set_level(KVF_LOG_ERROR);
     const struct CMUnitTest tests[] = {
@@ -735,5 +755,5 @@ int main(void) {
         cmocka_unit_test(descriptors_return_to_where_they_were),
         cmocka_unit_test(links_beyond_the_table_are_refused),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, setup, teardown);
 }

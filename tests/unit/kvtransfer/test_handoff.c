@@ -10,6 +10,7 @@
 #include "kvf/rng.h"
 #include "kvf/transport.h"
 #include "loop.h"
+#include "stores.h"
 
 enum { LAYERS = 6, PAGE_BYTES = 4096, POOL = 128, BLOCKS = 20, HANDOFFS = 5 };
 static const kvf_identity model = {
@@ -112,6 +113,8 @@ static void compute_layer(uint32_t i) {
     handoff_pump(&w.p);
 }
 
+static kvf_tls_store *tls;
+
 static void run(const char *kind, bool cuts) {
     memset(&w, 0, sizeof w);
     w.base = event_base_new();
@@ -122,6 +125,7 @@ static void run(const char *kind, bool cuts) {
         .epoch = 11,
         .identity = &model,
         .listen_tcp = "127.0.0.1:0",
+        .tls = strcmp(kind, "tls") == 0 ? tls : NULL,
         .listen_shm = true,
         .ring_bytes = 128 << 10,
         .connect_timeout_ns = 20 * KVF_NS_PER_S,
@@ -176,9 +180,25 @@ static void run(const char *kind, bool cuts) {
 static void handoffs_over_loopback(void **state) { run("loopback", false); }
 static void handoffs_over_shm(void **state) { run("shm", false); }
 static void handoffs_over_tcp(void **state) { run("tcp", false); }
+static void handoffs_over_tls(void **state) { run("tls", false); }
 static void handoffs_over_loopback_with_cuts(void **state) { run("loopback", true); }
 static void handoffs_over_shm_with_cuts(void **state) { run("shm", true); }
 static void handoffs_over_tcp_with_cuts(void **state) { run("tcp", true); }
+static void handoffs_over_tls_with_cuts(void **state) { run("tls", true); }
+
+static certs folder;
+static int setup(void **state) {
+    certs_open(&folder);
+    certs_authority(&folder, "ca");
+    certs_simple(&folder, "ca", "all", "DNS:p1,DNS:d1");
+    tls = store_of(&folder, "all", "ca");
+    return 0;
+}
+static int teardown(void **state) {
+    kvf_tls_store_close(tls);
+    certs_close(&folder);
+    return 0;
+}
 
 int main(void) {
     kvf_log_set_level(KVF_LOG_ERROR);
@@ -189,6 +209,8 @@ int main(void) {
         cmocka_unit_test(handoffs_over_loopback_with_cuts),
         cmocka_unit_test(handoffs_over_shm_with_cuts),
         cmocka_unit_test(handoffs_over_tcp_with_cuts),
+        cmocka_unit_test(handoffs_over_tls),
+        cmocka_unit_test(handoffs_over_tls_with_cuts),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, setup, teardown);
 }

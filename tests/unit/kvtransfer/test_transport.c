@@ -15,6 +15,7 @@
 #include "kvf/transport.h"
 #include "loop.h"
 #include "shm_ring.h"
+#include "stores.h"
 
 typedef struct peer peer;
 struct peer {
@@ -69,8 +70,13 @@ static void accepted(void *self, kvf_conn *c) {
     watch(&t->called, c);
 }
 
+static certs folder;
+static kvf_tls_store *tls; /* of a node that is called d1 */
+
 static void pair_listen(pair *t, const kvf_transport_ops *ops, const char *where) {
-    *t = (pair){.ops = ops, .where = where, .env = {.base = event_base_new(), .staging_bytes = 1 << 17}};
+    *t = (pair){.ops = ops,
+        .where = where,
+        .env = {.base = event_base_new(), .staging_bytes = 1 << 17, .tls = tls, .tls_key_update_bytes = 1 << 20}};
     t->env.loopback = kvf_loopback_create();
     kvf_error err;
     if (ops->listen(&t->env, where, accepted, t, &t->listener, &err) != KVF_OK) fail_msg("%s", err.message);
@@ -94,7 +100,8 @@ static void pair_fini(pair *t) {
 static const struct {
     const kvf_transport_ops *ops;
     const char *where;
-} all[] = {{&kvf_transport_loopback, ""}, {&kvf_transport_shm, ""}, {&kvf_transport_tcp, "127.0.0.1:0"}};
+} all[] = {{&kvf_transport_loopback, ""}, {&kvf_transport_shm, ""}, {&kvf_transport_tcp, "127.0.0.1:0"},
+    {&kvf_transport_tls, "127.0.0.1:0"}};
 #define FOR_ALL(t)                                                                                                     \
     for (size_t one = 0; one < KVF_COUNT_OF(all); one++)                                                               \
         for (pair t##_storage, *t = (pair_listen(&t##_storage, all[one].ops, all[one].where), &t##_storage); t;        \
@@ -489,6 +496,19 @@ static void a_dial_may_be_given_up_at_any_moment(void **state) {
     assert_int_equal(open_descriptors(), before);
 }
 
+static int setup(void **state) {
+    certs_open(&folder);
+    certs_authority(&folder, "ca");
+    certs_simple(&folder, "ca", "d1", "DNS:d1");
+    tls = store_of(&folder, "d1", "ca");
+    return 0;
+}
+static int teardown(void **state) {
+    kvf_tls_store_close(tls);
+    certs_close(&folder);
+    return 0;
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_keep_their_order),
@@ -505,5 +525,5 @@ int main(void) {
         cmocka_unit_test(names_and_ipv6_are_reached),
         cmocka_unit_test(a_dial_may_be_given_up_at_any_moment),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, setup, teardown);
 }
