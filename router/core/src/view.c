@@ -3,7 +3,6 @@
 #include <stdio.h>
 
 bool kvf_router_node_at(const kvf_router *r, kvf_time_ns now, uint32_t node, kvf_router_node *out) {
-    (void)now;
     if (node >= r->config.nodes_max || !r->nodes[node].used) return false;
     const rt_node *n = &r->nodes[node];
     *out = (kvf_router_node){.used = true,
@@ -15,6 +14,7 @@ bool kvf_router_node_at(const kvf_router *r, kvf_time_ns now, uint32_t node, kvf
         .ready = rt_node_ready(r, n),
         .info = n->known ? &n->info : NULL,
         .stats = n->stats,
+        .silent_ns = n->known && now > n->heard_ns ? now - n->heard_ns : 0,
         .legs = n->reserving + n->queued + n->decoding + n->prefilling,
         .directory_blocks = r->directory.held[node]};
     memcpy(out->id, n->id, sizeof out->id);

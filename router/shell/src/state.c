@@ -45,6 +45,7 @@ void front_cluster_node_status(
     out->waste_ratio = (float)s->waste_ppm / 1e6f;
     out->prefill_tokens_per_s = per_second(s->prefill_tokens, s->prefill_busy_ns);
     out->decode_tokens_per_s = per_second(s->decode_tokens, s->decode_busy_ns);
+    out->silent_ms = n->silent_ns / KVF_NS_PER_MS;
 }
 
 /* By which of its transports a pair talks: shared memory where both ends can reach the same, else the network. */

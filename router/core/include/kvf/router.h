@@ -213,6 +213,7 @@ typedef struct {
     bool ready; /* gets new work */
     const kvf_node_info *info; /* NULL before the first Welcome; valid until the next event */
     kvf_node_stats stats; /* last reported */
+    kvf_time_ns silent_ns; /* since it last said something; 0 before the first Welcome */
     uint32_t legs; /* parts of requests that this router has there */
     uint64_t directory_blocks;
     char refused[KVF_TEXT_MAX]; /* why it gets nothing, empty: no reason */
