@@ -156,6 +156,7 @@ static int run_command(const kvf_command *command, int argc, char *const *argv) 
 
 int kvf_cli_main(int argc, char *const *argv) {
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a log file at its limit is a failed write, not the end */
     if (argc == 0) {
         print_overview(stderr);
         return KVF_EXIT_USAGE;

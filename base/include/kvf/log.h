@@ -16,6 +16,7 @@ kvf_log_level kvf_log_get_level(void);
 bool kvf_log_level_parse(const char *name, kvf_log_level *level); /* "error", "warn", "info", "debug" */
 void kvf_log_set_sink(kvf_log_sink_fn sink, void *self); /* NULL: stderr again */
 void kvf_log_set_node(const char *node); /* kept (copied); added to every line */
+uint64_t kvf_log_lost(void); /* lines that stderr did not take, until one has been written that tells of them */
 void kvf_log(kvf_log_level level, const char *component, const char *fmt, ...) KVF_PRINTF(3, 4);
 #ifdef __cplusplus
 }

@@ -3,10 +3,15 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
 #include "kvf/arena.h"
 #include "kvf/hash.h"
 #include "kvf/log.h"
@@ -110,6 +115,45 @@ static void log_goes_to_the_sink_and_honours_the_level(void **state) {
     kvf_log_set_sink(NULL, NULL);
 }
 
+/* A disk that is full in the middle of a line: the service goes on, later it says how many lines are missing. */
+static void log_lines_that_cannot_be_written_are_counted_and_told(void **state) {
+    char path[] = "/tmp/kvf-log.XXXXXX", text[4096];
+    int file = mkstemp(path), before = dup(STDERR_FILENO), full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+    struct rlimit limit;
+    assert_true(file >= 0 && before >= 0 && full >= 0);
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &limit);
+    dup2(file, STDERR_FILENO);
+    kvf_log(KVF_LOG_INFO, "test", "first");
+    struct rlimit small = {.rlim_cur = (rlim_t)lseek(file, 0, SEEK_END) + 20, .rlim_max = limit.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+    for (int i = 0; i < 3; i++) kvf_log(KVF_LOG_INFO, "test", "unseen");
+    uint64_t lost_at_limit = kvf_log_lost();
+    dup2(full, STDERR_FILENO);
+    for (int i = 0; i < 4; i++) kvf_log(KVF_LOG_INFO, "test", "unseen");
+    uint64_t lost_in_all = kvf_log_lost();
+    setrlimit(RLIMIT_FSIZE, &limit);
+    dup2(file, STDERR_FILENO);
+    kvf_log(KVF_LOG_INFO, "test", "last");
+    uint64_t lost_then = kvf_log_lost();
+    dup2(before, STDERR_FILENO);
+    ssize_t n = pread(file, text, sizeof text - 1, 0);
+    text[n > 0 ? n : 0] = 0;
+    assert_int_equal(lost_at_limit, 3);
+    assert_int_equal(lost_in_all, 7);
+    assert_int_equal(lost_then, 0);
+    char *second = strchr(text, '\n') + 1, *third = strchr(second, '\n') + 1, *fourth = strchr(third, '\n') + 1;
+    assert_int_equal(third - second, 20 + 1); /* what there was room for, and the line's end */
+    assert_non_null(strstr(third, "7 log lines before this one could not be written: "));
+    assert_true(strstr(third, "7 log lines") < fourth);
+    assert_non_null(strstr(fourth, "\"msg\":\"last\"}\n"));
+    assert_int_equal(strchr(fourth, '\n')[1], 0);
+    close(file);
+    close(before);
+    close(full);
+    unlink(path);
+}
+
 static void errors_carry_status_and_are_cut_not_overrun(void **state) {
     kvf_error e;
     char longest[1000];
@@ -140,6 +184,7 @@ int main(void) {
         cmocka_unit_test(arena_measures_then_lays_out_the_same),
         cmocka_unit_test(mailbox_wakes_keeps_order_and_refuses_when_full),
         cmocka_unit_test(log_goes_to_the_sink_and_honours_the_level),
+        cmocka_unit_test(log_lines_that_cannot_be_written_are_counted_and_told),
         cmocka_unit_test(errors_carry_status_and_are_cut_not_overrun),
         cmocka_unit_test(host_facts_are_sane),
     };
