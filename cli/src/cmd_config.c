@@ -15,10 +15,13 @@ static int run_check(const kvf_command *command, const void *options, const kvf_
     for (uint32_t i = 0; i < args->positional_count; i++) {
         kvf_config *c;
         if (kvf_config_create(kvf_kvferry_schema(), &c) != KVF_OK) return KVF_EXIT_FAILED;
-        kvf_config_load_file(c, args->positional[i]);
+        kvf_status loaded = kvf_config_load_file(c, args->positional[i]);
         size_t errors = kvf_config_error_count(c);
         for (size_t e = 0; e < errors; e++) fprintf(stderr, "%s\n", kvf_config_error_at(c, e));
-        if (errors)
+        if (loaded == KVF_ERR_NO_MEMORY) {
+            fprintf(stderr, "no memory for the configuration\n");
+            status = KVF_EXIT_FAILED;
+        } else if (errors)
             status = KVF_EXIT_CONFIG;
         else
             printf("%s: good\n", args->positional[i]);

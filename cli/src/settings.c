@@ -74,8 +74,14 @@ static size_t print_errors(const kvf_config *c) {
     return count;
 }
 
+/* What could not be kept for lack of memory is in no list of errors: it must not be taken for its default. */
+static bool out_of_memory(kvf_status status) {
+    if (status == KVF_ERR_NO_MEMORY) fprintf(stderr, "no memory for the configuration\n");
+    return status == KVF_ERR_NO_MEMORY;
+}
+
 /* Short names for what people set most often. */
-static void load_aliases(kvf_config *c) {
+static kvf_status load_aliases(kvf_config *c) {
     static const struct {
         const char *alias, *name;
     } aliases[] = {{"KVFERRY_MODEL", "KVFERRY_MODEL_PATH"}, {"KVFERRY_THREADS", "KVFERRY_ENGINE_THREADS"}};
@@ -84,9 +90,11 @@ static void load_aliases(kvf_config *c) {
         if (!value || !*value) continue;
         kvf_buf entry = {0};
         kvf_buf_printf(&entry, "%s=%s", aliases[i].name, value);
-        kvf_config_load_env(c, (const char *const[]){entry.text, NULL});
+        kvf_status status = kvf_config_load_env(c, (const char *const[]){entry.text, NULL});
         kvf_buf_fini(&entry);
+        if (status == KVF_ERR_NO_MEMORY) return status;
     }
+    return KVF_OK;
 }
 
 kvf_config *kvf_settings_load(const kvf_command *command, const kvf_settings_options *o, int *exit_status) {
@@ -97,15 +105,15 @@ kvf_config *kvf_settings_load(const kvf_command *command, const kvf_settings_opt
         char name[128];
         size_t len = strcspn(o->flags[i], "=");
         snprintf(name, sizeof name, "%.*s", (int)KVF_MIN(len, sizeof name - 1), o->flags[i]);
-        kvf_config_set_flag(c, name, o->flags[i] + len + 1);
+        if (out_of_memory(kvf_config_set_flag(c, name, o->flags[i] + len + 1))) goto failed;
     }
     if (print_errors(c)) {
         *exit_status = KVF_EXIT_USAGE;
         goto failed;
     }
-    load_aliases(c);
-    kvf_config_load_env(c, (const char *const *)environ);
-    if (o->file) kvf_config_load_file(c, o->file);
+    if (out_of_memory(load_aliases(c)) || out_of_memory(kvf_config_load_env(c, (const char *const *)environ)) ||
+        (o->file && out_of_memory(kvf_config_load_file(c, o->file))))
+        goto failed;
     if (print_errors(c)) {
         *exit_status = KVF_EXIT_CONFIG;
         goto failed;

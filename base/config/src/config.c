@@ -4,9 +4,9 @@
 #include <stdarg.h>
 #include <stdlib.h>
 
-char *kvf_config_copy(const char *text) {
+char *kvf_config_copy(kvf_config *c, const char *text) {
     char *copy = strdup(text);
-    KVF_ASSERT(copy);
+    if (!copy) c->no_memory = true;
     return copy;
 }
 
@@ -19,11 +19,17 @@ void kvf_config_error_add(kvf_config *c, const char *place, const char *key, con
     if (c->error_count == CONFIG_ERRORS_MAX) return;
     snprintf(line, sizeof line, "%s: %s%s%s", place, key, *key ? ": " : "", text);
     if (c->error_count == c->error_cap) {
-        c->error_cap = c->error_cap ? c->error_cap * 2 : 8;
-        c->errors = realloc(c->errors, c->error_cap * sizeof *c->errors);
-        KVF_ASSERT(c->errors);
+        size_t cap = c->error_cap ? c->error_cap * 2 : 8;
+        char **grown = realloc(c->errors, cap * sizeof *grown);
+        if (!grown) {
+            c->no_memory = true;
+            return;
+        }
+        c->errors = grown;
+        c->error_cap = cap;
     }
-    c->errors[c->error_count++] = kvf_config_copy(line);
+    char *copy = kvf_config_copy(c, line);
+    if (copy) c->errors[c->error_count++] = copy;
 }
 
 size_t kvf_config_error_count(const kvf_config *c) { return c->error_count; }
@@ -46,25 +52,35 @@ static void value_clear(config_value *v) {
     *v = (config_value){0};
 }
 
+/* false: no memory, and v holds what there was to copy. */
+static bool value_copy(
+    kvf_config *c, config_value *v, const char *place, const char *text, char *const *items, size_t item_count) {
+    v->place = kvf_config_copy(c, place);
+    if (text) v->text = kvf_config_copy(c, text);
+    if (!v->place || (text && !v->text)) return false;
+    if (!item_count) return true;
+    v->items = calloc(item_count, sizeof *v->items);
+    if (!v->items) {
+        c->no_memory = true;
+        return false;
+    }
+    v->item_count = item_count;
+    for (size_t i = 0; i < item_count; i++)
+        if (items[i] && !(v->items[i] = kvf_config_copy(c, items[i]))) return false;
+    return true;
+}
+
 void kvf_config_store(kvf_config *c, size_t index, kvf_config_origin origin, const char *place, const char *text,
     char *const *items, size_t item_count) {
-    const kvf_config_key *k = &c->schema->keys[index];
-    config_value v = {.origin = origin, .place = kvf_config_copy(place)};
+    config_value v = {.origin = origin};
     char why[1000];
-    if (text) {
-        v.text = kvf_config_copy(text);
-        bool ok = kvf_config_parse(k, text, &v.number, &v.real, why, sizeof why);
-        KVF_ASSERT(ok); /* callers have checked */
-    }
-    if (item_count) {
-        v.items = calloc(item_count, sizeof *v.items);
-        KVF_ASSERT(v.items);
-        v.item_count = item_count;
-        for (size_t i = 0; i < item_count; i++) v.items[i] = items[i] ? kvf_config_copy(items[i]) : NULL;
-    }
-    if (origin < c->values[index].origin) {
+    if (!value_copy(c, &v, place, text, items, item_count) || origin < c->values[index].origin) {
         value_clear(&v);
         return;
+    }
+    if (text) {
+        bool ok = kvf_config_parse(&c->schema->keys[index], text, &v.number, &v.real, why, sizeof why);
+        KVF_ASSERT(ok); /* callers have checked */
     }
     value_clear(&c->values[index]);
     c->values[index] = v;
@@ -88,7 +104,8 @@ static bool set_text(kvf_config *c, size_t index, kvf_config_origin origin, cons
         kvf_config_store(c, index, origin, place, text, NULL, 0);
         return true;
     }
-    char *copy = kvf_config_copy(text), *items[64], *save = NULL;
+    char *copy = kvf_config_copy(c, text), *items[64], *save = NULL;
+    if (!copy) return false;
     size_t count = 0;
     bool ok = true;
     for (char *p = strtok_r(copy, ",", &save); p && ok; p = strtok_r(NULL, ",", &save)) {
@@ -106,6 +123,11 @@ static bool set_text(kvf_config *c, size_t index, kvf_config_origin origin, cons
     return ok;
 }
 
+kvf_status kvf_config_verdict(const kvf_config *c, size_t errors_before) {
+    if (c->no_memory) return KVF_ERR_NO_MEMORY;
+    return c->error_count == errors_before ? KVF_OK : KVF_ERR_FORMAT;
+}
+
 kvf_status kvf_config_create(const kvf_config_schema *schema, kvf_config **out) {
     kvf_config *c = calloc(1, sizeof *c);
     if (!c) return KVF_ERR_NO_MEMORY;
@@ -118,7 +140,11 @@ kvf_status kvf_config_create(const kvf_config_schema *schema, kvf_config **out) 
     for (size_t i = 0; i < schema->count; i++) {
         if (!schema->keys[i].initial) continue;
         bool ok = set_text(c, i, KVF_CONFIG_FROM_DEFAULT, "default", schema->keys[i].initial);
-        KVF_ASSERT(ok); /* a table with a wrong default */
+        KVF_ASSERT(ok || c->no_memory); /* a table with a wrong default */
+    }
+    if (c->no_memory) {
+        kvf_config_destroy(c);
+        return KVF_ERR_NO_MEMORY;
     }
     *out = c;
     return KVF_OK;
@@ -150,7 +176,7 @@ kvf_status kvf_config_load_env(kvf_config *c, const char *const *environment) {
         for (const char *const *e = environment; e && *e; e++)
             if (strncmp(*e, name, n) == 0 && (*e)[n] == '=') set_text(c, i, KVF_CONFIG_FROM_ENV, place, *e + n + 1);
     }
-    return c->error_count == before ? KVF_OK : KVF_ERR_FORMAT;
+    return kvf_config_verdict(c, before);
 }
 
 const kvf_config_key *kvf_config_flag_find(const kvf_config_schema *s, const char *name) {
@@ -164,8 +190,11 @@ kvf_status kvf_config_set_flag(kvf_config *c, const char *name, const char *valu
     char place[200], near[64];
     snprintf(place, sizeof place, "flag --%.150s", name);
     const kvf_config_key *k = kvf_config_flag_find(c->schema, name);
-    if (k)
-        return set_text(c, (size_t)(k - c->schema->keys), KVF_CONFIG_FROM_FLAG, place, value) ? KVF_OK : KVF_ERR_FORMAT;
+    if (k) {
+        size_t before = c->error_count;
+        set_text(c, (size_t)(k - c->schema->keys), KVF_CONFIG_FROM_FLAG, place, value);
+        return kvf_config_verdict(c, before);
+    }
     const char *meant = NULL;
     unsigned best = 3;
     for (size_t i = 0; i < c->schema->count; i++) {

@@ -26,6 +26,7 @@ struct kvf_config {
     config_value *values; /* one a key */
     char **errors; /* owned */
     size_t error_count, error_cap;
+    bool no_memory; /* something that was said could not be kept: what is being loaded fails with that */
 };
 
 enum { CONFIG_ERRORS_MAX = 100, CONFIG_TEXT_MAX = 4096, CONFIG_ITEMS_MAX = 4096 };
@@ -46,5 +47,6 @@ unsigned kvf_config_distance(const char *a, const char *b);
 void kvf_config_store(kvf_config *c, size_t index, kvf_config_origin origin, const char *place, const char *text,
     char *const *items, size_t item_count);
 void kvf_config_format(const kvf_config_key *k, const config_value *v, FILE *out);
-char *kvf_config_copy(const char *text); /* never NULL: out of memory stops the process, as nothing runs yet */
+char *kvf_config_copy(kvf_config *c, const char *text); /* NULL: sets no_memory */
+kvf_status kvf_config_verdict(const kvf_config *c, size_t errors_before); /* of one load */
 #endif

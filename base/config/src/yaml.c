@@ -28,7 +28,7 @@ static const char *place_of(loader *l, yaml_mark_t mark) {
 }
 
 static bool next(loader *l, yaml_event_t *e) {
-    if (l->broken) return false;
+    if (l->broken || l->c->no_memory) return false;
     if (yaml_parser_parse(&l->parser, e)) return true;
     l->broken = true;
     kvf_config_error_add(l->c, place_of(l, l->parser.problem_mark), "", "%s%s%s",
@@ -132,13 +132,22 @@ typedef struct {
     size_t count, cap;
 } text_list;
 
-static void list_add(text_list *t, const char *text) {
+/* false: no memory. */
+static bool list_add(kvf_config *c, text_list *t, const char *text) {
     if (t->count == t->cap) {
-        t->cap = t->cap ? t->cap * 2 : 16;
-        t->texts = realloc(t->texts, t->cap * sizeof *t->texts);
-        KVF_ASSERT(t->texts);
+        size_t cap = t->cap ? t->cap * 2 : 16;
+        char **grown = realloc(t->texts, cap * sizeof *grown);
+        if (!grown) {
+            c->no_memory = true;
+            return false;
+        }
+        t->texts = grown;
+        t->cap = cap;
     }
-    t->texts[t->count++] = text ? kvf_config_copy(text) : NULL;
+    char *copy = text ? kvf_config_copy(c, text) : NULL;
+    if (text && !copy) return false;
+    t->texts[t->count++] = copy;
+    return true;
 }
 
 static void list_free(text_list *t) {
@@ -165,7 +174,8 @@ static void unknown_field(loader *l, const yaml_event_t *e, const kvf_config_key
 static bool load_map(loader *l, const kvf_config_key *k, const char *path, yaml_mark_t start, text_list *out) {
     size_t base = out->count;
     bool ok = true;
-    for (size_t f = 0; f < k->field_count; f++) list_add(out, NULL);
+    for (size_t f = 0; f < k->field_count; f++)
+        if (!list_add(l->c, out, NULL)) return false;
     for (;;) {
         yaml_event_t name, value;
         if (!next(l, &name)) return false;
@@ -193,7 +203,7 @@ static bool load_map(loader *l, const kvf_config_key *k, const char *path, yaml_
             else if (!parse_scalar(l, &value, &k->fields[f], field_path, &text))
                 ok = false;
             else
-                out->texts[base + f] = kvf_config_copy(text);
+                out->texts[base + f] = kvf_config_copy(l->c, text);
             yaml_event_delete(&value);
         }
         yaml_event_delete(&name);
@@ -245,9 +255,7 @@ static bool load_items(loader *l, const kvf_config_key *k, const char *path, tex
         } else if (!last) {
             if (e.type != YAML_SCALAR_EVENT)
                 wrong_kind(l, &e, k, item), ok = false;
-            else if (parse_scalar(l, &e, k, item, &text))
-                list_add(out, text);
-            else
+            else if (!parse_scalar(l, &e, k, item, &text) || !list_add(l->c, out, text))
                 ok = false;
         }
         yaml_event_delete(&e);
@@ -259,7 +267,7 @@ static void load_list(loader *l, const yaml_event_t *start, size_t index, const 
     const kvf_config_key *k = &l->c->schema->keys[index];
     text_list t = {0};
     yaml_mark_t mark = start->start_mark;
-    bool ok = load_items(l, k, path, &t) && !l->broken;
+    bool ok = load_items(l, k, path, &t) && !l->broken && !l->c->no_memory;
     size_t count = k->type == KVF_CONFIG_MAPS ? t.count / k->field_count : t.count;
     if (ok && k->type == KVF_CONFIG_MAPS) ok = names_differ(l, k, path, &t, mark);
     if (ok && (count < k->min || (k->max && count > k->max))) {
@@ -313,7 +321,9 @@ static bool seen_before(loader *l, const yaml_event_t *e, const char *path) {
             return true;
         }
     if (l->seen_count < SEEN_MAX) {
-        l->seen[l->seen_count].path = kvf_config_copy(path);
+        char *copy = kvf_config_copy(l->c, path);
+        if (!copy) return false;
+        l->seen[l->seen_count].path = copy;
         l->seen[l->seen_count++].line = (unsigned)e->start_mark.line + 1;
     }
     return false;
@@ -451,7 +461,7 @@ kvf_status kvf_config_load_text(kvf_config *c, const char *name, const char *tex
     yaml_parser_delete(&l->parser);
     for (size_t i = 0; i < l->seen_count; i++) free(l->seen[i].path);
     free(l);
-    return c->error_count == before ? KVF_OK : KVF_ERR_FORMAT;
+    return kvf_config_verdict(c, before);
 }
 
 kvf_status kvf_config_load_file(kvf_config *c, const char *path) {
@@ -461,7 +471,10 @@ kvf_status kvf_config_load_file(kvf_config *c, const char *path) {
         return KVF_ERR_IO;
     }
     char *text = malloc(FILE_MAX_BYTES + 1);
-    KVF_ASSERT(text);
+    if (!text) {
+        fclose(f);
+        return KVF_ERR_NO_MEMORY;
+    }
     size_t n = fread(text, 1, FILE_MAX_BYTES + 1, f);
     kvf_status status = KVF_ERR_IO;
     if (ferror(f))

@@ -14,7 +14,10 @@ bool kvf_tm_compile_fail(tm_compiler *c, uint32_t line, uint32_t column, const c
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    c->status = kvf_fail(c->err, KVF_ERR_FORMAT, "chat template line %u, column %u: %s", line, column, text);
+    if (c->pool->no_memory)
+        c->status = kvf_fail(c->err, KVF_ERR_NO_MEMORY, "no memory for the chat template");
+    else
+        c->status = kvf_fail(c->err, KVF_ERR_FORMAT, "chat template line %u, column %u: %s", line, column, text);
     return false;
 }
 

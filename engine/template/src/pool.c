@@ -12,7 +12,10 @@ enum { CHUNK_BYTES = 32 * 1024 };
 static uint8_t *chunk_add(tm_pool *pool, size_t len_bytes) {
     if (len_bytes > pool->max_bytes - pool->used_bytes) return NULL;
     tm_chunk *chunk = calloc(1, sizeof *chunk + len_bytes);
-    if (!chunk) return NULL;
+    if (!chunk) {
+        pool->no_memory = true;
+        return NULL;
+    }
     chunk->next = pool->chunks;
     pool->chunks = chunk;
     pool->used_bytes += len_bytes;

@@ -16,7 +16,10 @@ bool kvf_tm_fail(tm_run *r, kvf_status status, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    r->status = kvf_fail(r->err, status, "chat template line %u: %s", r->line, text);
+    if (r->pool.no_memory) /* whatever it is called where it was missed */
+        r->status = kvf_fail(r->err, KVF_ERR_NO_MEMORY, "no memory for the chat template");
+    else
+        r->status = kvf_fail(r->err, status, "chat template line %u: %s", r->line, text);
     return false;
 }
 

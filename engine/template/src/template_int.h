@@ -21,6 +21,7 @@ typedef struct {
     tm_chunk *chunks; /* owned */
     uint8_t *at, *end;
     size_t used_bytes, max_bytes;
+    bool no_memory; /* the system refused, not the maximum */
 } tm_pool;
 void *kvf_tm_pool_take(
     tm_pool *pool, size_t len_bytes); /* zeroed, aligned to 16; NULL: over the maximum or out of memory */
