@@ -56,7 +56,7 @@ static void ep_drop(ep_link *link) {
 }
 
 /* In the next turn of the loop: an event made active from inside a callback would run in this one and keep others from
- * being heard. */
+ * being heard. Where there is no memory for it, the next tick does the same. */
 static void ep_soon(kvf_endpoint *e) {
     static const struct timeval now = {0};
     event_add(e->later, &now);
@@ -239,10 +239,7 @@ static void ep_accept_shm(void *self, kvf_conn *c) { ep_accept(self, c, "shm"); 
 static void ep_accept_loopback(void *self, kvf_conn *c) { ep_accept(self, c, "loopback"); }
 
 /* ---------------------------------------------------------------- time */
-static void ep_on_later(evutil_socket_t fd, short what, void *self) {
-    (void)fd;
-    (void)what;
-    kvf_endpoint *e = self;
+static void ep_do_later(kvf_endpoint *e) {
     for (uint32_t i = 0; i < e->links_count; i++) {
         ep_link *link = &e->links[i];
         if (link->state == LINK_FREE || link->state == LINK_DEAD) continue;
@@ -257,6 +254,12 @@ static void ep_on_later(evutil_socket_t fd, short what, void *self) {
         ep_leave(link);
     }
     kvf_endpoint_flush(e);
+}
+
+static void ep_on_later(evutil_socket_t fd, short what, void *self) {
+    (void)fd;
+    (void)what;
+    ep_do_later(self);
 }
 
 static void ep_watch_time(ep_link *link, kvf_time_ns now, bool beat) {
@@ -299,7 +302,7 @@ static void ep_on_tick(evutil_socket_t fd, short what, void *self) {
         ep_watch_time(link, now, beat);
         ep_leave(link);
     }
-    kvf_endpoint_flush(e);
+    ep_do_later(e);
 }
 
 /* ---------------------------------------------------------------- life */
