@@ -2,6 +2,7 @@
 #
 #   kvf_module(base SOURCES src/a.c DEPS kvf_x PkgConfig::Y [PRIVATE_DEPS ...])   library kvf_<name>, public headers in include/
 #   kvf_test(name SOURCES t.c DEPS kvf_base LABELS unit)             one cmocka program, one ctest entry
+#   kvf_fault_test(name ... [EVENT])                               a kvf_test in which each call to the system can be made to fail
 #   kvf_fuzzer(name SOURCE f.c DEPS kvf_x CORPUS dir)                replayed over CORPUS as a test; libFuzzer binary under KVF_FUZZ
 #
 # Flags are target properties, never global: nothing here enables -march=native; a source that needs an instruction set
@@ -69,4 +70,21 @@ function(kvf_fuzzer name)
     target_link_libraries(fuzz_${name} PRIVATE kvf_flags ${A_DEPS} Threads::Threads m)
     target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
   endif()
+endfunction()
+
+# A kvf_test whose calls for memory, files, sockets, threads (EVENT: and libevent's objects) go through tests/support/fault.c.
+function(kvf_fault_test name)
+  cmake_parse_arguments(A "EVENT" "" "" ${ARGN})
+  kvf_test(${name} ${A_UNPARSED_ARGUMENTS})
+  set(wrapped malloc calloc realloc free aligned_alloc strdup strndup mmap64 madvise memfd_create posix_fallocate64
+    fstat64 stat64 flock fopen64 fread open64 fcntl64 read write getrandom recv recvmsg sendmsg socket bind connect
+    getsockname getsockopt setsockopt eventfd pthread_create)
+  target_sources(test_${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests/support/fault.c)
+  if(A_EVENT)
+    target_sources(test_${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests/support/fault_event.c)
+    list(APPEND wrapped event_new event_add event_base_new evconnlistener_new)
+  endif()
+  target_include_directories(test_${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests/support)
+  list(TRANSFORM wrapped PREPEND LINKER:--wrap=)
+  target_link_options(test_${name} PRIVATE ${wrapped})
 endfunction()
