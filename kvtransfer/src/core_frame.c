@@ -122,6 +122,7 @@ static void put_grant_body(writer *w, const kvf_frame *f) {
         put_u64(w, f->open.request.router_epoch);
         put_u64(w, f->open.request.counter);
         put_u32(w, f->open.attempt);
+        put_u32(w, f->open.turn);
         put_bytes(w, f->open.proof, sizeof f->open.proof);
         break;
     case KVF_FRAME_OPENED:
@@ -166,6 +167,7 @@ static void put_body(writer *w, const kvf_frame *f) {
         put_u64(w, f->hello.epoch);
         put_text(w, f->hello.peer, sizeof f->hello.peer);
         put_u64(w, f->hello.peer_epoch);
+        put_u64(w, f->hello.generation);
         put_identity(w, &f->hello.identity);
         break;
     case KVF_FRAME_WELCOME:
@@ -247,6 +249,7 @@ static void get_grant_body(reader *r, kvf_page_name *names, kvf_frame *f) {
         f->open.request.router_epoch = get_u64(r);
         f->open.request.counter = get_u64(r);
         f->open.attempt = get_u32(r);
+        f->open.turn = get_u32(r);
         get_bytes(r, f->open.proof, sizeof f->open.proof);
         break;
     case KVF_FRAME_OPENED:
@@ -276,6 +279,7 @@ static void get_body(reader *r, kvf_page_name *names, kvf_frame *f) {
         f->hello.epoch = get_u64(r);
         get_text(r, f->hello.peer, sizeof f->hello.peer);
         f->hello.peer_epoch = get_u64(r);
+        f->hello.generation = get_u64(r);
         get_identity(r, &f->hello.identity);
         break;
     case KVF_FRAME_WELCOME:
@@ -327,12 +331,13 @@ uint64_t kvf_page_digest(uint32_t block, uint32_t layer, uint32_t crc) {
 }
 
 void kvf_grant_proof(const uint8_t secret[16], const uint8_t nonce[16], uint64_t grant, kvf_request_id request,
-    uint32_t attempt, uint8_t proof[32]) {
-    uint8_t text[44];
+    uint32_t attempt, uint32_t turn, uint8_t proof[32]) {
+    uint8_t text[48];
     memcpy(text, nonce, 16);
     kvf_put_le64(text + 16, grant);
     kvf_put_le64(text + 24, request.router_epoch);
     kvf_put_le64(text + 32, request.counter);
     kvf_put_le32(text + 40, attempt);
+    kvf_put_le32(text + 44, turn);
     kvf_hmac_sha256(secret, 16, text, sizeof text, proof);
 }

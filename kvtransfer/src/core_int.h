@@ -19,7 +19,8 @@ enum {
     MUTANT_COMMIT_OVERTAKES = 6,
     MUTANT_DIGEST_IGNORED = 7,
     MUTANT_END_IN_FLIGHT = 8,
-    MUTANT_NO_PROOF = 9
+    MUTANT_NO_PROOF = 9,
+    MUTANT_LATE_OPEN = 10
 };
 
 static inline bool bit_get(const uint64_t *row, uint32_t at) { return row[at / 64] >> (at % 64) & 1; }
@@ -57,6 +58,7 @@ typedef struct {
     uint32_t attempt;
     uint8_t secret[16];
     kvf_link_id link; /* that opened it; KVF_LINK_NONE: not opened, or the link is down */
+    uint32_t turn; /* of the last OPEN with proof: an older one was late on a link that the sender has left */
     bool link_lost;
     kvf_time_ns expires_ns;
     uint32_t entries_count, listed_count, blocks_spent;
@@ -136,7 +138,7 @@ typedef struct {
     uint64_t grant;
     uint8_t secret[16], proof[32];
     kvf_link_id link;
-    uint32_t link_serial; /* counts kvf_tx_set_link: a page sent over an earlier link has not been sent */
+    uint32_t link_serial; /* counts kvf_tx_set_link, and is OPEN's turn: what an earlier link did has not been done */
     bool say_open, opened_once, commit_said;
     uint32_t entries_count;
     uint32_t due_count; /* pages to hand out */
@@ -145,7 +147,7 @@ typedef struct {
     uint64_t digest;
     bool finished;
     uint32_t payload_bytes;
-    uint32_t rounds; /* COMMITs said */
+    uint32_t rounds; /* MISSINGs heard */
     kvf_status result;
     kvf_time_ns hold_from_ns, relink_until_ns, first_page_ns, finished_ns, ended_ns;
     uint32_t pages;

@@ -107,6 +107,7 @@ static uint64_t rx_name(kvf_rx *rx, rx_grant *g, kvf_time_ns now, uint32_t attem
     memcpy(g->secret, secret, sizeof g->secret);
     g->state = RX_OFFERED;
     g->link = KVF_LINK_NONE;
+    g->turn = 0;
     g->link_lost = g->commit_waits = g->say_opened = g->say_missing = false;
     g->expires_ns = time_after(now, rx->config.grant_ttl_ns);
     g->pages_done = 0;

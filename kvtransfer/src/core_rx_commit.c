@@ -24,15 +24,23 @@ static void rx_on_open(kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const uint
         return;
     }
     uint8_t proof[32];
-    kvf_grant_proof(g->secret, nonce, g->id, g->request, g->attempt, proof);
+    kvf_grant_proof(g->secret, nonce, g->id, g->request, g->attempt, f->open.turn, proof);
     bool proven = kvf_bytes_equal_secret(proof, f->open.proof, sizeof proof) || KVF_MUTATED(MUTANT_NO_PROOF);
     if (!proven || !kvf_request_id_equal(g->request, f->open.request) || g->attempt != f->open.attempt) {
         rx->counts.opens_refused++;
         kvf_rx_say(rx, KVF_FRAME_GONE, link, f->open.grant, KVF_ERR_AUTH);
         return;
     }
+    /* Late on a link that the sender has left, or said twice after its link was cut. No answer: the hand-off is on
+     * another link, or back on this one under a later turn, and would take GONE for its own. */
+    bool late = f->open.turn < g->turn || (f->open.turn == g->turn && g->link != link);
+    if (late && !KVF_MUTATED(MUTANT_LATE_OPEN)) {
+        rx->counts.opens_late++;
+        return;
+    }
     g->state = RX_OPEN;
     g->link = link;
+    g->turn = f->open.turn;
     g->link_lost = false;
     g->expires_ns = time_after(now, rx->config.grant_ttl_ns);
     rx_promise(rx, g, &g->say_opened);

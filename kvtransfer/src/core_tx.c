@@ -11,7 +11,7 @@
  * moving_old tokens are out; due_count, sent_count equal the bit rows; a slot is freed only by its END. */
 #include "core_int.h"
 
-#define TX_ROUNDS_MAX 16 /* COMMITs of one hand-off, besides those that a full MISSING asks for */
+#define TX_ROUNDS_MAX 16 /* MISSINGs of one hand-off, besides those that a full one brings */
 
 static void tx_layout(kvf_arena *a, const kvf_tx_config *c, kvf_tx **out) {
     kvf_tx *tx = KVF_ARENA_NEW(a, kvf_tx, 1);
@@ -148,7 +148,7 @@ void kvf_tx_set_link(kvf_tx *tx, kvf_time_ns now, kvf_tx_id id, kvf_link_id link
     h->hold_from_ns = now;
     h->say_open = true;
     h->opened_once = false;
-    kvf_grant_proof(h->secret, nonce, h->grant, h->request, h->attempt, h->proof);
+    kvf_grant_proof(h->secret, nonce, h->grant, h->request, h->attempt, h->link_serial, h->proof);
 }
 
 void kvf_tx_set_block(kvf_tx *tx, kvf_tx_id id, uint32_t logical, kvf_block_id block) {
@@ -255,7 +255,7 @@ static void tx_on_missing(kvf_tx *tx, tx_handoff *h, const kvf_frame *f) {
     if (h->state != TX_COMMITTING) return;
     uint32_t rounds_max =
         TX_ROUNDS_MAX + (uint32_t)((uint64_t)h->entries_count * tx->config.layers / KVF_FRAME_MISSING_MAX);
-    if (h->rounds >= rounds_max) {
+    if (++h->rounds >= rounds_max) {
         tx_say_goodbye(tx, h);
         tx_end(tx, h, KVF_ERR_CORRUPT); /* this link or that memory spoils what it is given: no use in going on */
         return;

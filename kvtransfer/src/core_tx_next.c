@@ -103,6 +103,7 @@ static bool tx_give(kvf_tx *tx, tx_handoff *h, kvf_tx_act *act) {
         act->frame.open.grant = h->grant;
         act->frame.open.request = h->request;
         act->frame.open.attempt = h->attempt;
+        act->frame.open.turn = h->link_serial;
         memcpy(act->frame.open.proof, h->proof, sizeof h->proof);
         return true;
     }
@@ -111,7 +112,6 @@ static bool tx_give(kvf_tx *tx, tx_handoff *h, kvf_tx_act *act) {
     if (!tx_commit_is_due(tx, h)) return false;
     h->state = TX_COMMITTING;
     h->commit_said = true;
-    h->rounds++;
     h->hold_from_ns = tx->now_ns;
     act->kind = KVF_TX_FRAME;
     act->frame.kind = KVF_FRAME_COMMIT;

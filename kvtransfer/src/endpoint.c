@@ -434,6 +434,7 @@ kvf_status kvf_endpoint_connect(kvf_endpoint *e, const char *peer, uint64_t peer
     }
     memcpy(link->peer, peer, strlen(peer));
     link->peer_epoch = peer_epoch;
+    link->generation = ++e->generation;
     if (c) {
         ep_watch(link, c);
     } else {

@@ -12,6 +12,7 @@ void ep_say_hello(ep_link *link) {
     memcpy(f.hello.peer, link->peer, sizeof f.hello.peer);
     f.hello.epoch = e->options.epoch;
     f.hello.peer_epoch = link->peer_epoch;
+    f.hello.generation = link->generation;
     f.hello.identity = e->identity;
     link->state = LINK_HELLO_SENT;
     ep_put_frame(link, &f);
@@ -36,11 +37,55 @@ static void refuse(ep_link *link, kvf_status reason, const char *field, const ch
         yours);
 }
 
+static ep_caller *caller_of(kvf_endpoint *e, const char *node, uint64_t epoch) {
+    for (uint32_t i = 0; i < CALLERS_MAX; i++)
+        if (e->callers[i].epoch == epoch && strcmp(e->callers[i].node, node) == 0) return &e->callers[i];
+    ep_caller *c = &e->callers[e->caller_next];
+    e->caller_next = (e->caller_next + 1) % CALLERS_MAX;
+    *c = (ep_caller){.epoch = epoch};
+    memcpy(c->node, node, strlen(node));
+    return c;
+}
+
+/* The newest connection of the newest process speaks for a node: what an older one still has under way must not reach
+ * a grant. false: the caller itself is the older one, and has been refused. */
+static bool take_place(ep_link *link) {
+    kvf_endpoint *e = link->endpoint;
+    char mine[64], yours[64];
+    const ep_caller *known = caller_of(e, link->peer, link->peer_epoch);
+    bool superseded = known->superseded;
+    if (link->generation <= known->generation) {
+        snprintf(mine, sizeof mine, "%" PRIu64, known->generation);
+        snprintf(yours, sizeof yours, "%" PRIu64, link->generation);
+        refuse(link, KVF_ERR_STALE, "generation", mine, yours);
+        return false;
+    }
+    for (uint32_t i = 0; i < e->links_count; i++) {
+        ep_link *old = &e->links[i];
+        if (old->state != LINK_UP || old->outgoing || strcmp(old->peer, link->peer) != 0) continue;
+        bool other = old->peer_epoch != link->peer_epoch;
+        if (other && superseded) {
+            snprintf(mine, sizeof mine, "%016" PRIx64, old->peer_epoch);
+            snprintf(yours, sizeof yours, "%016" PRIx64, link->peer_epoch);
+            refuse(link, KVF_ERR_STALE, "caller_epoch", mine, yours);
+            return false;
+        }
+        if (other) caller_of(e, old->peer, old->peer_epoch)->superseded = true;
+        ep_fail(old, KVF_ERR_STALE, "%s has called again, %s", old->peer,
+            other ? "as another process" : "by a newer connection");
+    }
+    ep_caller *c = caller_of(e, link->peer, link->peer_epoch); /* asked again: others may have taken its row */
+    c->generation = link->generation;
+    c->superseded = false;
+    return true;
+}
+
 void ep_hello(ep_link *link, const kvf_frame *f) {
     kvf_endpoint *e = link->endpoint;
     char mine[64], yours[64];
     memcpy(link->peer, f->hello.node, sizeof link->peer);
     link->peer_epoch = f->hello.epoch;
+    link->generation = f->hello.generation;
     if (!ep_proved(link, link->peer, mine, sizeof mine)) {
         refuse(link, KVF_ERR_AUTH, "certificate", mine, link->peer);
         return;
@@ -60,6 +105,7 @@ void ep_hello(ep_link *link, const kvf_frame *f) {
         refuse(link, KVF_ERR_MISMATCH, field, mine, yours);
         return;
     }
+    if (!take_place(link)) return;
     kvf_frame w = {.kind = KVF_FRAME_WELCOME};
     memcpy(w.welcome.node, e->node, sizeof w.welcome.node);
     w.welcome.epoch = e->options.epoch;

@@ -27,6 +27,7 @@ typedef struct {
     bool outgoing;
     char peer[KVF_NAME_MAX];
     uint64_t peer_epoch;
+    uint64_t generation; /* of the caller's connections, by its own count */
     uint8_t nonce[16];
     kvf_time_ns since_ns, heard_ns;
     bool dirty; /* something was put and not flushed */
@@ -37,6 +38,14 @@ typedef struct {
     char fail_text[KVF_TEXT_MAX];
     uint32_t busy;
 } ep_link;
+
+/* A process that has called us: its newest connection, and whether a later process of the same name took its place. */
+typedef struct {
+    char node[KVF_NAME_MAX]; /* "": empty */
+    uint64_t epoch, generation;
+    bool superseded;
+} ep_caller;
+#define CALLERS_MAX 256u /* the oldest is forgotten: then a late HELLO is judged by the links that are up */
 
 struct kvf_endpoint {
     kvf_endpoint_options options;
@@ -49,6 +58,9 @@ struct kvf_endpoint {
     struct event *tick, *later;
     kvf_time_ns now_ns, beat_ns; /* now: as of the last callback */
     uint32_t serial;
+    uint64_t generation; /* of the last connection that we made */
+    ep_caller callers[CALLERS_MAX];
+    uint32_t caller_next;
     uint32_t links_count; /* slots ever used */
     ep_link links[LINKS_MAX];
     uint8_t frame_bytes[KVF_FRAME_BYTES_MAX]; /* the private copy of the frame that is judged */

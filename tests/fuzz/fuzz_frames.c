@@ -209,12 +209,13 @@ static void step(input *in) {
     }
     case 1:
         f = (kvf_frame){.kind = KVF_FRAME_HELLO,
-            .hello = {.node = "p1", .epoch = 11, .peer = "d1", .peer_epoch = 22, .identity = model}};
+            .hello = {.node = "p1", .epoch = 11, .peer = "d1", .peer_epoch = 22, .generation = 1, .identity = model}};
         say_frame(&f, NULL, 0);
         break;
     case 2:
-        f = (kvf_frame){.kind = KVF_FRAME_OPEN, .open = {.grant = w.grant, .request = request, .attempt = w.attempt}};
-        kvf_grant_proof(secret, w.nonce, w.grant, request, w.attempt, f.open.proof);
+        f = (kvf_frame){
+            .kind = KVF_FRAME_OPEN, .open = {.grant = w.grant, .request = request, .attempt = w.attempt, .turn = 1}};
+        kvf_grant_proof(secret, w.nonce, w.grant, request, w.attempt, f.open.turn, f.open.proof);
         say_frame(&f, NULL, 0);
         break;
     case 3: say_page(in); break;

@@ -51,6 +51,7 @@ typedef struct {
             uint64_t epoch;
             char peer[KVF_NAME_MAX]; /* who is called; another node at this address refuses */
             uint64_t peer_epoch;
+            uint64_t generation; /* of this connection: grows with each that the caller makes. A newer one ends older */
             kvf_identity identity;
         } hello;
         struct {
@@ -68,7 +69,8 @@ typedef struct {
             uint64_t grant;
             kvf_request_id request;
             uint32_t attempt;
-            uint8_t proof[32]; /* HMAC-SHA256(secret, nonce, grant, request, attempt): kvf_grant_proof */
+            uint32_t turn; /* 1 on the first link of this hand-off, higher on each that replaces it */
+            uint8_t proof[32]; /* HMAC-SHA256(secret, nonce, grant, request, attempt, turn): kvf_grant_proof */
         } open;
         struct {
             uint64_t grant;
@@ -112,5 +114,5 @@ kvf_status kvf_frame_decode(kvf_span bytes, kvf_page_name *names, kvf_frame *out
 uint32_t kvf_page_crc(const kvf_page_header *h, uint64_t receiver_epoch, const void *bytes);
 uint64_t kvf_page_digest(uint32_t block, uint32_t layer, uint32_t crc);
 void kvf_grant_proof(const uint8_t secret[16], const uint8_t nonce[16], uint64_t grant, kvf_request_id request,
-    uint32_t attempt, uint8_t proof[32]);
+    uint32_t attempt, uint32_t turn, uint8_t proof[32]);
 #endif

@@ -104,7 +104,7 @@ bool kvf_rx_next(kvf_rx *rx, kvf_rx_act *act);
 
 typedef struct {
     uint64_t pages_landed, bytes_landed, pages_duplicate, pages_corrupt, pages_rejected, commits, commits_missing,
-        grants_lost, opens_refused;
+        grants_lost, opens_refused, opens_late;
 } kvf_rx_counts;
 void kvf_rx_count(const kvf_rx *rx, kvf_rx_counts *out);
 uint32_t kvf_rx_open_grants(const kvf_rx *rx);

@@ -12,17 +12,17 @@
 static const char *const golden[] = {
     NULL,
     /* HELLO */
-    "79000000010100002877f8c5027031bc0a000000000000026431ef0d0000000000000100000011110000000000002222000000000000333300"
-    "00000000004444000000000000100000001e00000009000000030000004000000000c00000003000000020000001000000400000000050c347"
-    "010000000a6631362d617678322d3103663136",
+    "8100000001010000663ee617027031bc0a000000000000026431ef0d0000000000000300000000000000010000001111"
+    "000000000000222200000000000033330000000000004444000000000000100000001e00000009000000030000004000"
+    "000000c00000003000000020000001000000400000000050c347010000000a6631362d617678322d3103663136",
     /* WELCOME */
     "7e00000002010000b3aff59d026431ef0d000000000000000102030405060708090a0b0c0d0e0f010000001111000000000000222200000000"
     "000033330000000000004444000000000000100000001e00000009000000030000004000000000c00000003000000020000001000000400000"
     "000050c347010000000a6631362d617678322d3103663136",
     /* REFUSE */ "11000000030100007d5b3c87d7ffffff066c6179657273023330023331",
     /* OPEN */
-    "3c0000000401000039a60025030001000000000077770000000000002a00000000000000020000006465666768696a6b6c6d6e6f7071727374"
-    "75767778797a7b7c7d7e7f80818283",
+    "4000000004010000503e9047030001000000000077770000000000002a00000000000000020000000400000064656667"
+    "68696a6b6c6d6e6f707172737475767778797a7b7c7d7e7f80818283",
     /* OPENED */ "08000000050100008c2a269c0300010000000000",
     /* PAGE */ "1830000006010000187271d10300010000000000050000001d00000000300000bebafeca",
     /* COMMIT */ "1d00000007010000069e85e20300010000000000b004000005000000efcdab89674523016669727374",
@@ -61,6 +61,7 @@ static kvf_frame frame_of(kvf_frame_kind kind) {
         snprintf(f.hello.peer, sizeof f.hello.peer, "d1");
         f.hello.epoch = 0xabc;
         f.hello.peer_epoch = 0xdef;
+        f.hello.generation = 3;
         f.hello.identity = identity;
         break;
     case KVF_FRAME_WELCOME:
@@ -79,6 +80,7 @@ static kvf_frame frame_of(kvf_frame_kind kind) {
         f.open.grant = grant;
         f.open.request = (kvf_request_id){0x7777, 42};
         f.open.attempt = 2;
+        f.open.turn = 4;
         for (int i = 0; i < 32; i++) f.open.proof[i] = (uint8_t)(100 + i);
         break;
     case KVF_FRAME_PAGE: f.page = (kvf_page_header){grant, 5, 29, 12288, 0xcafebabe}; break;
@@ -262,18 +264,20 @@ static void checks_bind_bytes_to_their_place(void **state) {
 static void a_proof_depends_on_all_it_names(void **state) {
     uint8_t secret[16], nonce[16], proof[32], other[32], want[32];
     for (int i = 0; i < 16; i++) secret[i] = (uint8_t)(i + 1), nonce[i] = (uint8_t)i;
-    bytes_of("fb47283be18b94f96e39e51387c97a04aae80fb6ac8cb81c0bfb22eefbe4ca1d", want);
+    bytes_of("72d9260fa0596838c2ca61ef7b9e1fdec738ca8e0f1acafc1046b0d00b240e0c", want);
     kvf_request_id r = {0x7777, 42};
-    kvf_grant_proof(secret, nonce, 0x10003, r, 2, proof);
+    kvf_grant_proof(secret, nonce, 0x10003, r, 2, 4, proof);
     assert_memory_equal(proof, want, 32);
-    kvf_grant_proof(secret, nonce, 0x10003, r, 3, other);
+    kvf_grant_proof(secret, nonce, 0x10003, r, 3, 4, other);
     assert_memory_not_equal(other, proof, 32);
-    kvf_grant_proof(secret, nonce, 0x10004, r, 2, other);
+    kvf_grant_proof(secret, nonce, 0x10004, r, 2, 4, other);
     assert_memory_not_equal(other, proof, 32);
-    kvf_grant_proof(secret, nonce, 0x10003, (kvf_request_id){0x7777, 43}, 2, other);
+    kvf_grant_proof(secret, nonce, 0x10003, (kvf_request_id){0x7777, 43}, 2, 4, other);
+    assert_memory_not_equal(other, proof, 32);
+    kvf_grant_proof(secret, nonce, 0x10003, r, 2, 5, other);
     assert_memory_not_equal(other, proof, 32);
     nonce[15] ^= 1;
-    kvf_grant_proof(secret, nonce, 0x10003, r, 2, other);
+    kvf_grant_proof(secret, nonce, 0x10003, r, 2, 4, other);
     assert_memory_not_equal(other, proof, 32);
 }
 

@@ -83,17 +83,19 @@ static uint64_t offer(uint32_t attempt, uint32_t count) {
     w.digest = 0;
     return grant;
 }
-static kvf_frame open_frame(uint64_t grant, uint32_t attempt) {
-    kvf_frame f = {.kind = KVF_FRAME_OPEN, .open = {.grant = grant, .request = request, .attempt = attempt}};
-    kvf_grant_proof(secret, nonce, grant, request, attempt, f.open.proof);
+static kvf_frame open_frame(uint64_t grant, uint32_t attempt, uint32_t turn) {
+    kvf_frame f = {
+        .kind = KVF_FRAME_OPEN, .open = {.grant = grant, .request = request, .attempt = attempt, .turn = turn}};
+    kvf_grant_proof(secret, nonce, grant, request, attempt, turn, f.open.proof);
     return f;
 }
-static void open_grant(uint64_t grant, uint32_t attempt, kvf_link_id link) {
-    kvf_frame f = open_frame(grant, attempt);
+static void open_turn(uint64_t grant, uint32_t attempt, kvf_link_id link, uint32_t turn) {
+    kvf_frame f = open_frame(grant, attempt, turn);
     kvf_rx_on_frame(w.rx, 0, link, nonce, &f);
     assert_int_equal(drain(), 1);
     expect_frame(0, KVF_FRAME_OPENED, link, 0);
 }
+static void open_grant(uint64_t grant, uint32_t attempt, kvf_link_id link) { open_turn(grant, attempt, link, 1); }
 static kvf_page_verdict begin(uint64_t grant, kvf_link_id link, uint32_t block, uint32_t layer, kvf_landing *l) {
     kvf_page_header h = {grant, block, layer, PAGE_BYTES, block * 100 + layer};
     return kvf_rx_on_page(w.rx, 0, link, &h, l);
@@ -144,14 +146,15 @@ static void blocks_are_taken_when_their_first_page_arrives(void **state) {
 static void a_grant_opens_by_proof_only(void **state) {
     uint64_t g = offer(1, 1);
     assert_int_equal(land(g, 3, 1, 0), KVF_PAGE_NOT_YOURS); /* not opened */
-    kvf_frame bad[5];
-    for (int i = 0; i < 5; i++) bad[i] = open_frame(g, 1);
+    kvf_frame bad[6];
+    for (int i = 0; i < 6; i++) bad[i] = open_frame(g, 1, 1);
     bad[0].open.proof[31] ^= 1;
     bad[1].open.attempt = 2;
     bad[2].open.request.counter = 2;
-    kvf_grant_proof(secret, secret, g, request, 1, bad[3].open.proof); /* over another link's nonce */
-    bad[4] = open_frame(g + (1 << 16), 1);
-    for (int i = 0; i < 5; i++) {
+    kvf_grant_proof(secret, secret, g, request, 1, 1, bad[3].open.proof); /* over another link's nonce */
+    bad[4] = open_frame(g + (1 << 16), 1, 1);
+    bad[5].open.turn = 2; /* the turn is proven too: nobody else can open later ones */
+    for (int i = 0; i < 6; i++) {
         kvf_rx_on_frame(w.rx, 0, 3, nonce, &bad[i]);
         assert_int_equal(drain(), 1);
         expect_frame(0, KVF_FRAME_GONE, 3, i == 4 ? KVF_ERR_GONE : KVF_ERR_AUTH);
@@ -159,7 +162,7 @@ static void a_grant_opens_by_proof_only(void **state) {
     }
     kvf_rx_counts c;
     kvf_rx_count(w.rx, &c);
-    assert_int_equal(c.opens_refused, 5);
+    assert_int_equal(c.opens_refused, 6);
     open_grant(g, 1, 3);
     assert_int_equal(land(g, 3, 1, 0), KVF_PAGE_ACCEPT);
 }
@@ -221,7 +224,7 @@ static void a_whole_request_is_committed_and_handed_over(void **state) {
     commit(g, 3, 4, w.digest);
     assert_int_equal(w.acts_count, 1);
     expect_frame(0, KVF_FRAME_COMMITTED, 3, 0);
-    kvf_frame f = open_frame(g, 1);
+    kvf_frame f = open_frame(g, 1, 2);
     kvf_rx_on_frame(w.rx, 0, 8, nonce, &f);
     assert_int_equal(drain(), 1);
     expect_frame(0, KVF_FRAME_COMMITTED, 8, 0);
@@ -321,13 +324,56 @@ static void a_blip_costs_nothing(void **state) {
     kvf_rx_on_link_down(w.rx, 10, 3);
     assert_int_equal(drain(), 0);
     assert_int_equal(land(g, 3, 1, 1), KVF_PAGE_NOT_YOURS);
-    open_grant(g, 1, 5);
+    open_turn(g, 1, 5, 2);
     assert_int_equal(land(g, 3, 1, 1), KVF_PAGE_NOT_YOURS); /* the old link has lost it */
     assert_int_equal(land(g, 5, 1, 0), KVF_PAGE_DUPLICATE);
     assert_int_equal(land(g, 5, 1, 1), KVF_PAGE_ACCEPT);
     kvf_rx_on_link_down(w.rx, 20, 3); /* late news of the old one */
     commit(g, 5, 2, w.digest);
     assert_int_equal(w.acts_count, 2);
+}
+
+/* What the model found (docs/reliability.md): an OPEN that was under way on a cut link must not take the grant from
+ * the link that replaced it, at whatever moment it comes. */
+static void a_late_open_takes_nothing_from_the_link_that_came_after(void **state) {
+    uint64_t g = offer(1, 1);
+    kvf_frame late = open_frame(g, 1, 1);
+    open_turn(g, 1, 5, 2); /* the second link was quicker */
+    assert_int_equal(land(g, 5, 1, 0), KVF_PAGE_ACCEPT);
+    kvf_rx_on_frame(w.rx, 0, 3, nonce, &late);
+    assert_int_equal(drain(), 0); /* not answered: its sender may be back on that link under a later turn */
+    assert_int_equal(land(g, 3, 1, 1), KVF_PAGE_NOT_YOURS);
+    open_turn(g, 1, 5, 2); /* said twice on the right link */
+    kvf_rx_on_link_down(w.rx, 10, 5);
+    kvf_frame again = open_frame(g, 1, 2);
+    kvf_rx_on_frame(w.rx, 20, 3, nonce, &late); /* the newer link is down too: still not the old one's */
+    kvf_rx_on_frame(w.rx, 20, 5, nonce, &again);
+    assert_int_equal(drain(), 0);
+    assert_int_equal(land(g, 3, 1, 1), KVF_PAGE_NOT_YOURS);
+    kvf_rx_counts c;
+    kvf_rx_count(w.rx, &c);
+    assert_int_equal(c.opens_late, 3);
+    open_turn(g, 1, 3, 3); /* back on the first link: a later turn, so it is welcome, and what landed stays */
+    assert_int_equal(land(g, 3, 1, 0), KVF_PAGE_DUPLICATE);
+    assert_int_equal(land(g, 3, 1, 1), KVF_PAGE_ACCEPT);
+    commit(g, 3, 2, w.digest);
+    assert_int_equal(w.acts_count, 2);
+    kvf_frame asks = open_frame(g, 1, 4); /* COMMITTED was lost with the link */
+    kvf_rx_on_frame(w.rx, 30, 6, nonce, &asks);
+    assert_int_equal(drain(), 1);
+    expect_frame(0, KVF_FRAME_COMMITTED, 6, 0);
+    kvf_kv_unpin(w.kv, w.blocks[0]);
+}
+
+/* Turns are counted by one sender of one grant: the next attempt begins again. */
+static void the_next_attempt_begins_with_its_own_first_turn(void **state) {
+    uint64_t g = offer(1, 1), next;
+    open_turn(g, 1, 3, 7);
+    uint32_t missing[8], count;
+    assert_int_equal(kvf_rx_reoffer(w.rx, 0, g, 2, secret, &next, missing, &count), KVF_OK);
+    drain();
+    open_turn(next, 2, 4, 1);
+    assert_int_equal(land(next, 4, 1, 0), KVF_PAGE_ACCEPT);
 }
 
 static void leases(void **state) {
@@ -455,7 +501,7 @@ static void grants_and_room_have_limits(void **state) {
     assert_int_equal(kvf_rx_offer(w.rx, 0, request, 1, secret, one, 1, &g[3]), KVF_AGAIN);
     assert_true(g[0] != g[1] && g[1] != g[2]);
     /* A flood of nonsense fills the queue of answers and nothing else; real grants still get theirs. */
-    kvf_frame bad = open_frame(1ull << 40, 1), good = open_frame(g[1], 1);
+    kvf_frame bad = open_frame(1ull << 40, 1, 1), good = open_frame(g[1], 1, 1);
     for (int i = 0; i < 5000; i++) kvf_rx_on_frame(w.rx, 0, 3, nonce, &bad);
     kvf_rx_on_frame(w.rx, 0, 3, nonce, &good);
     kvf_rx_act a;
@@ -479,6 +525,8 @@ int main(void) {
         T(a_commit_waits_for_copies_under_way),
         T(commits_of_other_links_are_not_heard),
         T(a_blip_costs_nothing),
+        T(a_late_open_takes_nothing_from_the_link_that_came_after),
+        T(the_next_attempt_begins_with_its_own_first_turn),
         T(leases),
         T(late_frames_are_answered_from_the_tombstones),
         T(a_cancel_frees_at_once_and_a_copy_under_way_later),

@@ -119,9 +119,9 @@ static void a_handoff_goes_its_way(void **state) {
     kvf_tx_set_link(w.tx, 1, id, 4, nonce);
     expect_frame(KVF_FRAME_OPEN, 4);
     uint8_t proof[32];
-    kvf_grant_proof(secret, nonce, GRANT, request, 1, proof);
+    kvf_grant_proof(secret, nonce, GRANT, request, 1, 1, proof);
     assert_memory_equal(w.act.frame.open.proof, proof, 32);
-    assert_true(w.act.frame.open.grant == GRANT && w.act.frame.open.attempt == 1);
+    assert_true(w.act.frame.open.grant == GRANT && w.act.frame.open.attempt == 1 && w.act.frame.open.turn == 1);
     expect_nothing(); /* not before OPENED */
     answer(4, KVF_FRAME_OPENED);
     uint64_t a = expect_page(1, 0), b = expect_page(3, 0); /* 0 and 2 are not missing there */
@@ -397,6 +397,7 @@ static void a_blip_sends_only_what_it_swallowed(void **state) {
     expect_nothing();
     kvf_tx_set_link(w.tx, 3, id, 6, nonce);
     expect_frame(KVF_FRAME_OPEN, 6);
+    assert_int_equal(w.act.frame.open.turn, 2);
     answer(6, KVF_FRAME_OPENED);
     kvf_tx_on_page_sent(w.tx, 4, expect_page(1, 1), true, 2);
     expect_nothing(); /* (3, 0) is still being read for the dead link */
@@ -412,6 +413,7 @@ static void a_blip_sends_only_what_it_swallowed(void **state) {
     kvf_tx_on_link_down(w.tx, 7, 6);
     kvf_tx_set_link(w.tx, 8, id, 7, nonce);
     expect_frame(KVF_FRAME_OPEN, 7);
+    assert_int_equal(w.act.frame.open.turn, 3);
     answer(7, KVF_FRAME_COMMITTED);
     expect_end(id, KVF_OK);
 

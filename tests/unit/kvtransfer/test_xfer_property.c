@@ -20,6 +20,7 @@ enum {
     REQUESTS = 5,
     ATTEMPTS = 3,
     LINKS = 24,
+    BLIPS = 12,
     QUEUE = 512,
     SLOW = 64,
     PAST = 64
@@ -45,6 +46,7 @@ typedef struct {
 typedef struct {
     bool running, ended, finished, wrong_secret, lies;
     kvf_tx_id id;
+    kvf_link_id link;
     uint64_t grant;
     uint32_t missing_count, missing[BLOCKS_MAX];
     kvf_block_id blocks[BLOCKS_MAX]; /* of all logical blocks, pinned by us until END */
@@ -58,6 +60,7 @@ typedef struct {
     uint64_t grant;
     uint8_t secret[16];
     kvf_link_id bound;
+    uint32_t turn; /* of the OPEN that the present grant answered last */
     bool honest_commit; /* one was delivered for the present grant */
     kvf_block_id owned[BLOCKS_MAX];
     uint32_t owned_count;
@@ -85,7 +88,9 @@ typedef struct {
     uint64_t seed;
     kvf_rng rng;
     kvf_time_ns now;
-    bool calm;
+    bool calm; /* nothing goes wrong */
+    bool blips; /* links are cut and replaced, nothing else goes wrong: every hand-off must come through */
+    bool hostile;
     kvf_kv *kv_d, *kv_p;
     kvf_rx *rx;
     kvf_tx *tx;
@@ -98,7 +103,7 @@ typedef struct {
     slow_send sends[SLOW];
     item past[PAST];
     uint32_t past_count;
-    uint64_t commits, ends_ok;
+    uint64_t commits, ends_ok, opened_said;
 } world;
 
 static world w;
@@ -187,6 +192,7 @@ static void drain_rx(void) {
         if (a.kind == KVF_RX_FRAME) {
             CHECK(a.link < w.links_used);
             request_state *r = by_grant(a.grant);
+            if (a.frame.kind == KVF_FRAME_OPENED) w.opened_said++;
             if (r && a.frame.kind == KVF_FRAME_OPENED) r->bound = a.link;
             wire_link *k = &w.links[a.link];
             if (k->alive) send_frame(&k->to_p, &a.frame, NULL, false);
@@ -249,7 +255,12 @@ static void frame_arrives(kvf_link_id link, const item *it, bool at_d) {
         if (r && !it->lie) r->honest_commit = true;
         kvf_rx_on_frame(w.rx, w.now, link, w.links[link].nonce, &f);
     }
+    uint64_t opened_before = w.opened_said;
     drain_rx();
+    if (f.kind != KVF_FRAME_OPEN || w.opened_said == opened_before) return;
+    request_state *r = by_grant(f.open.grant);
+    CHECK(r && f.open.turn >= r->turn); /* a grant never goes back to a link that its sender has left */
+    r->turn = f.open.turn;
 }
 
 /* ---------------------------------------------------------------- sending node */
@@ -303,7 +314,7 @@ static void finish_send(slow_send *s) {
         f.page.crc = crc;
         uint8_t payload[PAGE_BYTES];
         memcpy(payload, page, PAGE_BYTES);
-        if (!w.calm && chance(3)) payload[pick(PAGE_BYTES)] ^= (uint8_t)(1 + pick(255));
+        if (w.hostile && chance(3)) payload[pick(PAGE_BYTES)] ^= (uint8_t)(1 + pick(255));
         send_frame(&k->to_d, &f, payload, false);
     }
     kvf_tx_on_page_sent(w.tx, w.now, s->token, ok, crc);
@@ -347,14 +358,17 @@ static void drain_tx(uint32_t acts_max) {
 
 /* ---------------------------------------------------------------- events */
 static void ev_link_up(void) {
-    if (w.links_used == LINKS) return;
+    if (w.links_used == LINKS) {
+        CHECK(!w.blips);
+        return;
+    }
     wire_link *k = &w.links[w.links_used++];
     k->used = k->alive = k->d_up = k->p_up = true;
     for (uint32_t i = 0; i < 16; i++) k->nonce[i] = (uint8_t)pick(256);
 }
 
 static void ev_cut(void) {
-    if (w.links_used == 0) return;
+    if (w.links_used == 0 || (w.blips && w.links_used > BLIPS)) return;
     wire_link *k = &w.links[pick(w.links_used)];
     if (!k->alive) return;
     k->alive = false;
@@ -427,6 +441,7 @@ static void ev_reoffer(uint32_t i) {
     r->grant = grant;
     r->bound = KVF_LINK_NONE;
     r->honest_commit = false;
+    r->turn = 0;
     r->missing_count = count;
     memcpy(r->missing, missing, count * sizeof missing[0]);
     drain_rx();
@@ -436,8 +451,8 @@ static void ev_start(uint32_t i) {
     request_state *r = &w.requests[i];
     sender *s = &r->senders[r->attempt];
     if (!r->offered || s->running || s->ended || kvf_kv_book(w.kv_p, r->blocks) != KVF_OK) return;
-    s->wrong_secret = !w.calm && chance(8);
-    s->lies = !w.calm && chance(8);
+    s->wrong_secret = w.hostile && chance(8);
+    s->lies = w.hostile && chance(8);
     uint8_t secret[16];
     memcpy(secret, r->secret, 16);
     if (s->wrong_secret) secret[pick(16)] ^= 1;
@@ -447,6 +462,7 @@ static void ev_start(uint32_t i) {
         return;
     }
     s->running = true;
+    s->link = KVF_LINK_NONE;
     s->grant = r->grant;
     for (uint32_t b = 0; b < r->blocks; b++) {
         CHECK(kvf_kv_take(w.kv_p, &s->blocks[b]) == KVF_OK);
@@ -459,10 +475,18 @@ static void ev_link_for(sender *s) {
     uint32_t alive[LINKS], n = 0;
     for (uint32_t i = 0; i < w.links_used; i++)
         if (w.links[i].p_up) alive[n++] = i;
-    if (n == 0 || !s->running) return;
-    uint32_t link = alive[w.calm ? n - 1 : pick(n)];
+    if (!s->running) return;
+    if (n == 0 && w.blips) { /* dials again */
+        ev_link_up();
+        alive[n++] = w.links_used - 1;
+    }
+    if (n == 0) return;
+    uint32_t link = alive[w.hostile ? pick(n) : n - 1];
+    s->link = link;
     kvf_tx_set_link(w.tx, w.now, s->id, link, w.links[link].nonce);
 }
+
+static bool linked(const sender *s) { return s->link != KVF_LINK_NONE && w.links[s->link].p_up; }
 
 static void ev_ready(request_state *r, sender *s) {
     if (!s->running) return;
@@ -546,10 +570,10 @@ static void any_event(void) {
     case 0: ev_offer(i); break;
     case 1: ev_start(i); break;
     case 2:
-        if (w.links_used == 0 || chance(10)) ev_link_up();
+        if (w.links_used == 0 || (w.links_used < BLIPS && chance(10)) || (w.hostile && chance(10))) ev_link_up();
         break;
     case 3:
-        if (!w.calm || s->ready[0] == 0) ev_link_for(s);
+        if (w.hostile || s->ready[0] == 0 || (w.blips && s->running && !linked(s))) ev_link_for(s);
         break;
     case 4:
         if (s->running && !s->finished) ev_ready(r, s);
@@ -559,7 +583,7 @@ static void any_event(void) {
     case 7: drain_tx(1 + pick(8)); break;
     case 8:
         renew();
-        pass_time(pick(20));
+        pass_time(pick(w.blips ? 4 : 20));
         break;
     case 9:
         if (w.landings[i].used) finish_landing(&w.landings[i]);
@@ -568,7 +592,8 @@ static void any_event(void) {
         if (w.sends[i].used) finish_send(&w.sends[i]);
         break;
     case 11:
-        if (!w.calm) disturb(r, s);
+        if (w.blips) ev_cut();
+        if (w.hostile) disturb(r, s);
         break;
     default:
         for (uint32_t n = 0; n < 4 && w.links_used; n++) {
@@ -602,18 +627,22 @@ static void end_of_scenario(void) {
     if (w.links_used == 0) ev_link_up();
     for (uint32_t i = 0; i < REQUESTS; i++) {
         request_state *r = &w.requests[i];
-        if (w.calm) {
+        if (!w.hostile) {
             ev_offer(i);
             ev_start(i);
         }
         for (uint32_t a = 1; a <= ATTEMPTS; a++) {
-            if (w.calm) ev_link_for(&r->senders[a]);
+            if (!w.hostile && !linked(&r->senders[a])) ev_link_for(&r->senders[a]);
             ev_finish(r, &r->senders[a]);
         }
     }
     settle_down();
-    for (uint32_t i = 0; w.calm && i < REQUESTS; i++) {
+    for (uint32_t i = 0; w.blips && i < REQUESTS; i++)
+        if (!linked(&w.requests[i].senders[1])) ev_link_for(&w.requests[i].senders[1]);
+    if (w.blips) settle_down();
+    for (uint32_t i = 0; !w.hostile && i < REQUESTS; i++) {
         const request_state *r = &w.requests[i];
+        CHECK(!r->senders[1].running);
         if (r->offered && r->senders[1].ended) CHECK(r->committed && r->senders[1].result == KVF_OK);
     }
     for (uint32_t n = 0; n < 4; n++) {
@@ -673,7 +702,9 @@ int main(int argc, char **argv) {
         w.rng = (kvf_rng){seed, 0};
         w.now = 1;
         w.calm = seed % 8 == 0;
-        tc.relink_ttl_ns = seed % 3 == 0 ? 0 : TTL / 2;
+        w.blips = seed % 8 == 4;
+        w.hostile = !w.calm && !w.blips;
+        tc.relink_ttl_ns = w.blips ? TTL : seed % 3 == 0 ? 0 : TTL / 2;
         memset(memory[0], 0, kvf_kv_size(&kc));
         memset(memory[1], 0, kvf_kv_size(&kc));
         memset(memory[2], 0, kvf_rx_size(&rc));
