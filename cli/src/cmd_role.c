@@ -81,6 +81,7 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->heartbeat_ns = kvf_config_u64(c, "transfer.heartbeat");
     w->peer_timeout_ns = kvf_config_u64(c, "transfer.peer_timeout");
     w->status_interval_ns = kvf_config_u64(c, "node.heartbeat");
+    w->drain_ns = kvf_config_u64(c, "node.drain_timeout");
     w->stall_limit_ns = kvf_config_u64(c, "node.stall_limit");
 }
 

@@ -58,6 +58,13 @@ void e2e_router_kill(e2e_parts *k, size_t i) {
     unlink(c->serve.log);
 }
 
+void e2e_router_start_again(e2e_parts *k, size_t i) {
+    e2e_detach(&k->router[i]);
+    unlink(k->router[i].serve.log);
+    e2e_router_start(k, i);
+    e2e_parts_all_ready(k);
+}
+
 e2e_part *e2e_part_find(e2e_parts *k, const char *id) {
     for (size_t i = 0; i < k->nodes; i++)
         if (strcmp(k->node[i].id, id) == 0) return &k->node[i];

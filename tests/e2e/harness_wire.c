@@ -196,8 +196,17 @@ size_t e2e_wire_connections(e2e_wire *w) {
 
 /* ---- sockets of other processes ---- */
 
-/* Duplicates of the connected stream sockets of a process; -1: not allowed. */
-static int sockets_of(pid_t pid, int *out, int max) {
+static bool is_wanted(int fd, bool listeners) {
+    struct sockaddr_storage a;
+    socklen_t len = sizeof a, size = sizeof(int);
+    int accepts = 0;
+    if (!listeners) return getpeername(fd, (struct sockaddr *)&a, &len) == 0;
+    return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepts, &size) == 0 && accepts &&
+           getsockname(fd, (struct sockaddr *)&a, &len) == 0 && a.ss_family != AF_UNIX;
+}
+
+/* Duplicates of the connected stream sockets, or of the TCP listeners, of a process; -1: not allowed. */
+static int sockets_of(pid_t pid, bool listeners, int *out, int max) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
     int pidfd = (int)syscall(SYS_pidfd_open, pid, 0), count = 0;
@@ -208,12 +217,10 @@ static int sockets_of(pid_t pid, int *out, int max) {
         if (e->d_name[0] == '.' || readlink(link, target, sizeof target - 1) < 0) continue;
         if (strncmp(target, "socket:", 7) != 0 || count == max) continue;
         int fd = (int)syscall(SYS_pidfd_getfd, pidfd, atoi(e->d_name), 0);
-        struct sockaddr_storage peer;
-        socklen_t len = sizeof peer;
         if (fd < 0 && (errno == EPERM || errno == ENOSYS)) {
             while (count > 0) close(out[--count]);
             count = -1;
-        } else if (fd >= 0 && getpeername(fd, (struct sockaddr *)&peer, &len) == 0) {
+        } else if (fd >= 0 && is_wanted(fd, listeners)) {
             out[count++] = fd;
         } else if (fd >= 0) {
             close(fd);
@@ -243,11 +250,20 @@ static bool connected(int a, pid_t other, const int *others, int count) {
 
 int e2e_cut_between(pid_t one, pid_t other) {
     int a[256], b[256], cut = 0;
-    int a_count = sockets_of(one, a, 256), b_count = sockets_of(other, b, 256);
+    int a_count = sockets_of(one, false, a, 256), b_count = sockets_of(other, false, b, 256);
     for (int i = 0; i < a_count; i++)
         if (connected(a[i], other, b, b_count)) cut += shutdown(a[i], SHUT_RDWR) == 0;
     bool allowed = a_count >= 0 && b_count >= 0;
     while (a_count > 0) close(a[--a_count]);
     while (b_count > 0) close(b[--b_count]);
     return allowed ? cut : -1;
+}
+
+int e2e_shut_listeners(pid_t pid) {
+    int fds[64], count = sockets_of(pid, true, fds, 64), shut = 0;
+    for (int i = 0; i < count; i++) {
+        shut += shutdown(fds[i], SHUT_RDWR) == 0;
+        close(fds[i]);
+    }
+    return count < 0 ? -1 : shut;
 }

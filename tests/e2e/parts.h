@@ -46,6 +46,7 @@ e2e_part *e2e_part_find(e2e_parts *k, const char *id);
 void e2e_part_start(e2e_parts *k, e2e_part *p);
 void e2e_part_kill(e2e_part *p); /* SIGKILL, and waits for its end */
 void e2e_router_start(e2e_parts *k, size_t i); /* again at the addresses it had */
+void e2e_router_start_again(e2e_parts *k, size_t i); /* one that has ended by itself; waits until all are ready */
 void e2e_router_kill(e2e_parts *k, size_t i); /* SIGKILL; connections to it are closed */
 size_t e2e_parts_ready(e2e_parts *k, size_t router); /* nodes that this router counts as READY */
 void e2e_parts_all_ready(e2e_parts *k); /* waits until every router counts every node as READY */
@@ -53,5 +54,7 @@ void e2e_parts_all_ready(e2e_parts *k); /* waits until every router counts every
 /* Cuts the open sockets of this process that are connected to `other`: page connections. Returns how many; -1: this
  * system does not let us (then the test says so). */
 int e2e_cut_between(pid_t one, pid_t other);
+/* Its TCP listeners take no more connections. As above. */
+int e2e_shut_listeners(pid_t pid);
 
 #endif

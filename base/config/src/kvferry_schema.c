@@ -84,6 +84,8 @@ static const kvf_config_key keys[] = {
         "interval of a node's reports to its routers"),
     KEY("node.stall_limit", DURATION, "20s", 100 * MS, 3600 * S, "stall-limit",
         "a node whose core or engine thread stands still for so long, with work at hand, is NOT_SERVING"),
+    KEY("node.drain_timeout", DURATION, "30s", 0, 3600 * S, "node-drain-timeout",
+        "how long what runs on a node may go on after SIGTERM before it is handed over"),
     KEY("node.router_grace", DURATION, "10s", 100 * MS, 600 * S, "router-grace",
         "how long requests of a lost router live on"),
 
