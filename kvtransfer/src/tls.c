@@ -7,7 +7,6 @@
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
-#include <openssl/x509v3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -109,37 +108,16 @@ static BIO *make_bio(tls_conn *t) {
 }
 
 /* ---------------------------------------------------------------- names and reasons */
-static void list_names(X509 *x, char *out, size_t out_bytes) {
-    GENERAL_NAMES *names = x ? X509_get_ext_d2i(x, NID_subject_alt_name, NULL, NULL) : NULL;
-    size_t used = 0;
-    out[0] = 0;
-    for (int i = 0; i < sk_GENERAL_NAME_num(names); i++) {
-        const GENERAL_NAME *n = sk_GENERAL_NAME_value(names, i);
-        if (n->type != GEN_DNS) continue;
-        int printed = snprintf(out + used, out_bytes - used, "%s%.*s", used ? ", " : "",
-            ASN1_STRING_length(n->d.dNSName), (const char *)ASN1_STRING_get0_data(n->d.dNSName));
-        if (printed < 0 || (size_t)printed >= out_bytes - used) break;
-        used += (size_t)printed;
-    }
-    for (char *c = out; *c; c++)
-        if (*c < ' ' || *c > '~') *c = '?'; /* it goes to the log */
-    if (!used) snprintf(out, out_bytes, "no name");
-    GENERAL_NAMES_free(names);
-}
-
 /* Only to keep the names of a certificate that is refused: OpenSSL forgets it. */
 static int on_verify(int fine, X509_STORE_CTX *check) {
     SSL *ssl = X509_STORE_CTX_get_ex_data(check, SSL_get_ex_data_X509_STORE_CTX_idx());
     tls_conn *t = SSL_get_app_data(ssl);
-    if (!fine && !t->who[0]) list_names(X509_STORE_CTX_get0_cert(check), t->who, sizeof t->who);
+    if (!fine && !t->who[0]) kvf_tls_names(X509_STORE_CTX_get0_cert(check), "", t->who, sizeof t->who);
     return fine;
 }
 
 bool tls_proves(const tls_conn *t, const char *name, char *who, size_t who_bytes) {
-    X509 *x = SSL_get0_peer_certificate(t->ssl);
-    if (x && *name && X509_check_host(x, name, 0, 0, NULL) == 1) return true;
-    list_names(x, who, who_bytes);
-    return false;
+    return kvf_tls_names(SSL_get0_peer_certificate(t->ssl), name, who, who_bytes);
 }
 
 static bool is_tls(const tls_conn *t) {

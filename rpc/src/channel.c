@@ -7,7 +7,8 @@ enum { MESSAGE_BYTES = 64 << 20, STREAM_BUFFER_BYTES = 1 << 20, KEEPALIVE_MS = 1
 
 kvf_status kvf_rpc_channel_create(kvf_rpc_runtime *rt, const kvf_rpc_channel_opts *opts, kvf_rpc_channel **out) {
     if (!opts->address) return KVF_ERR_INVALID;
-    if (opts->credentials && opts->credentials->mode != KVF_RPC_INSECURE) return KVF_ERR_UNSUPPORTED;
+    kvf_status status = rpc_credentials_check(opts->credentials, false, NULL);
+    if (status != KVF_OK) return status;
     kvf_rpc_channel *channel = calloc(1, sizeof *channel);
     if (!channel) return KVF_ERR_NO_MEMORY;
     size_t message_bytes = opts->message_bytes_max ? opts->message_bytes_max : MESSAGE_BYTES;
@@ -15,22 +16,23 @@ kvf_status kvf_rpc_channel_create(kvf_rpc_runtime *rt, const kvf_rpc_channel_opt
     grpc_arg args[] = {
         rpc_arg_int(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)KVF_MIN(message_bytes, (size_t)INT32_MAX)),
         rpc_arg_int(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1), /* else equal channels share one connection */
-        rpc_arg_int(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
-        rpc_arg_int(GRPC_ARG_ENABLE_RETRIES, 0),
+        rpc_arg_int(GRPC_ARG_ENABLE_HTTP_PROXY, 0), rpc_arg_int(GRPC_ARG_ENABLE_RETRIES, 0),
         rpc_arg_int(
             GRPC_ARG_HTTP2_BDP_PROBE, 0), /* a reader that stops is felt by the writer within one small window */
         rpc_arg_int(GRPC_ARG_KEEPALIVE_TIME_MS, (int)KVF_MIN(keepalive_ms, (uint32_t)INT32_MAX)),
-        rpc_arg_int(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000),
-        rpc_arg_int(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        rpc_arg_int(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000), rpc_arg_int(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         rpc_arg_int(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0), /* else idle keepalive stops after two pings */
         rpc_arg_int(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
         /* Despite its name, what one attempt may take: a busy machine needs more than the library's pause between two.
          */
-        rpc_arg_int(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000),
-        rpc_arg_int(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000),
+        rpc_arg_int(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000), rpc_arg_int(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000),
+        {.type = GRPC_ARG_STRING, .key = (char *)(uintptr_t)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG}, /* the last: may go */
     };
     grpc_channel_args list = {.num_args = KVF_COUNT_OF(args), .args = args};
-    grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
+    const char *peer_name = rpc_channel_peer_name(opts->credentials, opts->address);
+    args[KVF_COUNT_OF(args) - 1].value.string = (char *)(uintptr_t)peer_name;
+    if (!peer_name) list.num_args--;
+    grpc_channel_credentials *credentials = rpc_channel_credentials(opts->credentials, opts->address);
     channel->rt = rt;
     channel->stream_buffer_bytes_max =
         opts->stream_buffer_bytes_max ? opts->stream_buffer_bytes_max : STREAM_BUFFER_BYTES;

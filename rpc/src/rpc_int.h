@@ -143,6 +143,7 @@ typedef struct {
 typedef struct rpc_health_entry rpc_health_entry;
 typedef struct rpc_watcher rpc_watcher;
 typedef struct rpc_index rpc_index;
+typedef struct rpc_listener_tls rpc_listener_tls;
 
 struct kvf_rpc_server {
     kvf_rpc_runtime *rt;
@@ -155,6 +156,7 @@ struct kvf_rpc_server {
     char **addresses;
     int *ports, *lock_fds;
     char **lock_paths;
+    rpc_listener_tls **tls; /* [listen_count], NULL: plain */
     size_t listen_count;
 
     pthread_mutex_t lock;
@@ -229,6 +231,16 @@ struct kvf_rpc_channel {
 /* The path and descriptors of service.method; false: no such method. path: gpr-owned slice of the caller's. */
 bool rpc_method_find(const ProtobufCServiceDescriptor *service, const char *method, grpc_slice *path,
     const ProtobufCMethodDescriptor **found);
+
+/* ---- Credentials. */
+bool rpc_is_unix(const char *address);
+kvf_status rpc_credentials_check(const kvf_rpc_credentials *c, bool listener, kvf_error *err);
+/* *out: NULL for a plain one; else what gRPC asks at each connection, freed after the server. */
+grpc_server_credentials *rpc_listener_credentials(
+    const kvf_rpc_credentials *c, const char *address, rpc_listener_tls **out);
+void rpc_listener_tls_free(rpc_listener_tls *l);
+grpc_channel_credentials *rpc_channel_credentials(const kvf_rpc_credentials *c, const char *address);
+const char *rpc_channel_peer_name(const kvf_rpc_credentials *c, const char *address); /* NULL: the address's host */
 
 /* Holds "path.lock" so that no second server takes the socket at path. KVF_ERR_BUSY: somebody does. */
 kvf_status rpc_unix_lock(const char *lock_path, int *fd);

@@ -18,8 +18,28 @@ gpr_timespec rpc_deadline_after(uint64_t ms) {
     return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis((int64_t)ms, GPR_TIMESPAN));
 }
 
+/* What gRPC says of a handshake that failed is OpenSSL's wording without the cause; and it does not say with whom. */
+static const char *handshake_words(const char *text) {
+    static const struct {
+        const char *in, *out;
+    } words[] = {
+        {"certificate verify failed", "the peer's certificate is refused: another authority, or out of its time"},
+        {"wrong version number", "the peer does not speak TLS"}, {"http request", "the peer does not speak TLS"},
+        {"peer did not return a certificate", "the peer shows no certificate"},
+        {" alert ", "the peer refuses our certificate"}};
+    if (!strstr(text, "Handshake failed")) return NULL;
+    for (size_t i = 0; i < KVF_COUNT_OF(words); i++)
+        if (strstr(text, words[i].in)) return words[i].out;
+    return NULL;
+}
+
 /* gRPC calls things errors that are a peer's ordinary absence: one level down. */
 static void log_line(gpr_log_func_args *args) {
+    const char *words = handshake_words(args->message);
+    if (words) {
+        kvf_log(KVF_LOG_WARN, "tls", "%s (%s)", words, args->message);
+        return;
+    }
     kvf_log_level level = args->severity == GPR_LOG_SEVERITY_ERROR ? KVF_LOG_WARN : KVF_LOG_DEBUG;
     kvf_log(level, "grpc", "%s", args->message);
 }

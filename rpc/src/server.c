@@ -108,18 +108,19 @@ static kvf_status listen_all(kvf_rpc_server *server, const kvf_rpc_server_opts *
     server->ports = calloc(opts->listen_count, sizeof *server->ports);
     server->lock_fds = calloc(opts->listen_count, sizeof *server->lock_fds);
     server->lock_paths = calloc(opts->listen_count, sizeof *server->lock_paths);
-    KVF_ASSERT(server->addresses && server->ports && server->lock_fds && server->lock_paths);
+    server->tls = calloc(opts->listen_count, sizeof *server->tls);
+    KVF_ASSERT(server->addresses && server->ports && server->lock_fds && server->lock_paths && server->tls);
     for (size_t i = 0; i < opts->listen_count; i++) {
         const char *address = opts->listen[i];
         kvf_status status = lock_unix_path(server, i, address, err);
         server->listen_count = i + 1;
         if (status != KVF_OK) return status;
-        grpc_server_credentials *credentials = grpc_insecure_server_credentials_create();
+        grpc_server_credentials *credentials = rpc_listener_credentials(opts->credentials, address, &server->tls[i]);
         int port = grpc_server_add_http2_port(server->grpc, address, credentials);
         grpc_server_credentials_release(credentials);
         if (port <= 0)
             return kvf_fail(err, KVF_ERR_BUSY, "cannot listen on %s: taken, or no address of this host", address);
-        server->ports[i] = strncmp(address, "unix", 4) == 0 ? 0 : port;
+        server->ports[i] = rpc_is_unix(address) ? 0 : port;
         server->addresses[i] = real_address(address, port);
     }
     return KVF_OK;
@@ -132,7 +133,9 @@ static void free_server(kvf_rpc_server *server) {
         free(server->addresses[i]);
         if (server->lock_paths[i]) rpc_unix_unlock(server->lock_paths[i], server->lock_fds[i]);
         free(server->lock_paths[i]);
+        rpc_listener_tls_free(server->tls[i]);
     }
+    free(server->tls);
     free(server->addresses);
     free(server->ports);
     free(server->lock_fds);
@@ -190,8 +193,8 @@ static void post_all(kvf_rpc_server *server) {
 kvf_status kvf_rpc_server_start(
     kvf_rpc_runtime *rt, const kvf_rpc_server_opts *opts, kvf_rpc_server **out, kvf_error *err) {
     if (opts->listen_count == 0) return kvf_fail(err, KVF_ERR_INVALID, "a server needs an address to listen on");
-    if (opts->credentials && opts->credentials->mode != KVF_RPC_INSECURE)
-        return kvf_fail(err, KVF_ERR_UNSUPPORTED, "only insecure listeners are built in");
+    kvf_status status = rpc_credentials_check(opts->credentials, true, err);
+    if (status != KVF_OK) return status;
     kvf_rpc_server *server = calloc(1, sizeof *server);
     if (!server) return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory for a server");
     server->rt = rt;
@@ -202,7 +205,7 @@ kvf_status kvf_rpc_server_start(
     pthread_mutex_init(&server->lock, NULL);
     pthread_mutex_init(&server->builtin_lock, NULL);
     pthread_cond_init(&server->idle, NULL);
-    kvf_status status = make_methods(server, opts, err);
+    status = make_methods(server, opts, err);
     if (status == KVF_OK) status = rpc_index_create(opts, &server->index, err);
     if (status != KVF_OK) goto undo_server;
     rpc_health_init(server);

@@ -17,6 +17,7 @@
 #ifndef KVF_RPC_H
 #define KVF_RPC_H
 #include "kvf/base.h"
+#include "kvf/tls.h"
 #include <protobuf-c/protobuf-c.h>
 #ifdef __cplusplus
 extern "C" {
@@ -97,10 +98,14 @@ kvf_status kvf_rpc_runtime_create(const kvf_rpc_runtime_opts *opts, kvf_rpc_runt
 void kvf_rpc_runtime_destroy(kvf_rpc_runtime *rt);
 uint64_t kvf_rpc_runtime_calls(const kvf_rpc_runtime *rt); /* client calls not yet over, for tests and metrics */
 
-/* Who we are and whom we believe. Only INSECURE exists so far; TLS adds modes and file names here. */
-typedef enum { KVF_RPC_INSECURE = 0 } kvf_rpc_security;
+/* Who we are and whom we believe. Unix sockets are plain in either mode. */
+typedef enum { KVF_RPC_INSECURE = 0, KVF_RPC_TLS } kvf_rpc_security;
 typedef struct {
     kvf_rpc_security mode;
+    kvf_tls_store *files; /* kept. A listener looks at each connection what is in it, a channel when it is made */
+    bool demand_certificates; /* listener: callers must show a certificate of the files' ca */
+    /* Channel: the name that the peer's certificate must carry; NULL: the host of the address. Borrowed. */
+    const char *peer_name;
 } kvf_rpc_credentials;
 
 /* ---- Server
@@ -199,6 +204,9 @@ size_t kvf_rpc_stream_buffered_bytes(kvf_rpc_call *call); /* queued and in fligh
 bool kvf_rpc_call_gone(kvf_rpc_call *call); /* ended or cancelled: pushing is pointless */
 uint64_t kvf_rpc_call_left_ms(kvf_rpc_call *call); /* to the client's deadline; UINT64_MAX: none, 0: passed */
 const char *kvf_rpc_call_peer(kvf_rpc_call *call); /* "ipv4:127.0.0.1:5000"; lives as long as the call */
+/* Whether the caller's certificate is for `name`; who: whom it is for instead. True on connections that have none
+ * because none was demanded. */
+bool kvf_rpc_call_proves(kvf_rpc_call *call, const char *name, char *who, size_t who_bytes);
 const char *kvf_rpc_call_path(const kvf_rpc_call *call); /* "/kvferry.v1.Inference/Generate" */
 /* First value of a request metadata key (lower case); false: absent. Inside the handler only;
  * value is borrowed until it returns. */

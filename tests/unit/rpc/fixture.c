@@ -83,6 +83,12 @@ static void say(void *self, kvf_rpc_call *call, const ProtobufCMessage *message)
         Kvf__Test__V1__Note answer = KVF__TEST__V1__NOTE__INIT;
         answer.text = (char *)(uintptr_t)kvf_rpc_call_peer(call);
         kvf_rpc_reply(call, &answer.base);
+    } else if (strncmp(note->text, "proves ", 7) == 0) {
+        char who[64];
+        if (kvf_rpc_call_proves(call, note->text + 7, who, sizeof who))
+            kvf_rpc_reply(call, message);
+        else
+            kvf_rpc_fail(call, KVF_RPC_PERMISSION_DENIED, NULL, "%s", who);
     } else if (strcmp(note->text, "agent") == 0) {
         Kvf__Test__V1__Note answer = KVF__TEST__V1__NOTE__INIT;
         kvf_span value = {0};

@@ -11,6 +11,7 @@
 extern "C" {
 #endif
 struct ssl_ctx_st; /* OpenSSL's SSL_CTX */
+struct x509_st; /* X509 */
 
 typedef struct {
     const char *cert; /* ours, then what signed it up to the authority; NULL (with key): we show none */
@@ -36,6 +37,18 @@ bool kvf_tls_store_check(kvf_tls_store *s);
 
 const kvf_tls_set *kvf_tls_store_set(kvf_tls_store *s); /* a reference: the caller's to release */
 void kvf_tls_set_release(const kvf_tls_set *set); /* NULL is fine */
+
+/* A thread that checks these stores every period_ns; NULLs among them are passed over. Stores: kept until stop. */
+#define KVF_TLS_WATCH_MAX 4
+typedef struct kvf_tls_watch kvf_tls_watch;
+kvf_status kvf_tls_watch_start(
+    kvf_tls_store *const *stores, uint32_t count, kvf_time_ns period_ns, kvf_tls_watch **out);
+void kvf_tls_watch_stop(kvf_tls_watch *w); /* NULL is fine */
+
+/* Whether a certificate that has been verified is for `name` (subject alternative names; wildcards count). Else who:
+ * the names that it is for. */
+bool kvf_tls_names(const struct x509_st *certificate, const char *name, char *who, size_t who_bytes);
+bool kvf_tls_names_pem(kvf_span pem, const char *name, char *who, size_t who_bytes);
 #ifdef __cplusplus
 }
 #endif
