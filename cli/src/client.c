@@ -11,6 +11,7 @@ struct kvf_client {
     const char *address; /* borrowed */
     kvf_rpc_runtime *runtime;
     kvf_rpc_channel *channel;
+    bool encrypted;
     kvf_signals *signals;
     int interrupt_fd;
     atomic_bool interrupted;
@@ -29,7 +30,31 @@ static void on_signal(void *self, int signal, uint32_t times) {
     if (write(c->interrupt_fd, &one, sizeof one) < 0) return; /* it is readable already */
 }
 
-kvf_client *kvf_client_open(const char *address, int *exit_status) {
+static int open_channel(kvf_client *c, const kvf_client_tls *tls) {
+    kvf_rpc_channel_opts opts = {.address = c->address};
+    kvf_rpc_credentials credentials = {.mode = KVF_RPC_TLS, .peer_name = tls->name};
+    kvf_error err = {0};
+    if (tls->ca || tls->cert || tls->key) {
+        kvf_tls_files files = {tls->cert, tls->key, tls->ca};
+        if (!tls->ca) {
+            fputs("kvferry: --tls-cert and --tls-key need --tls-ca: whom to believe\n", stderr);
+            return KVF_EXIT_USAGE;
+        }
+        if (kvf_tls_store_open(&files, &credentials.files, &err) != KVF_OK) {
+            fprintf(stderr, "kvferry: %s\n", err.message);
+            return KVF_EXIT_FAILED;
+        }
+        opts.credentials = &credentials;
+        c->encrypted = true;
+    }
+    kvf_status status = kvf_rpc_channel_create(c->runtime, &opts, &c->channel);
+    kvf_tls_store_close(credentials.files);
+    if (status == KVF_OK) return KVF_EXIT_OK;
+    fprintf(stderr, "kvferry: \"%s\" is not an address (host:port or unix:/path)\n", c->address);
+    return KVF_EXIT_USAGE;
+}
+
+kvf_client *kvf_client_open(const char *address, const kvf_client_tls *tls, int *exit_status) {
     kvf_client *c = calloc(1, sizeof *c);
     *exit_status = KVF_EXIT_FAILED;
     if (!c) return NULL;
@@ -38,15 +63,12 @@ kvf_client *kvf_client_open(const char *address, int *exit_status) {
     c->interrupt_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (c->interrupt_fd < 0 || kvf_signals_start(on_signal, c, &c->signals) != KVF_OK) goto failed;
     if (kvf_rpc_runtime_create(&(kvf_rpc_runtime_opts){.loops = 1}, &c->runtime) != KVF_OK) goto failed;
-    if (kvf_rpc_channel_create(c->runtime, &(kvf_rpc_channel_opts){.address = address}, &c->channel) != KVF_OK) {
-        fprintf(stderr, "kvferry: \"%s\" is not an address (host:port or unix:/path)\n", address);
-        *exit_status = KVF_EXIT_USAGE;
-        goto failed;
-    }
-    *exit_status = KVF_EXIT_OK;
-    return c;
+    *exit_status = open_channel(c, tls);
+    if (*exit_status == KVF_EXIT_OK) return c;
+    kvf_client_close(c);
+    return NULL;
 failed:
-    if (*exit_status == KVF_EXIT_FAILED) fputs("kvferry: cannot start the client\n", stderr);
+    fputs("kvferry: cannot start the client\n", stderr);
     kvf_client_close(c);
     return NULL;
 }
@@ -149,7 +171,8 @@ int kvf_client_report(const kvf_client *c, const kvf_rpc_result *r) {
     int status = kvf_client_exit_status(r);
     if (r->code == KVF_RPC_OK) return status;
     if (nobody(r)) {
-        fprintf(stderr, "kvferry: nothing answers at %s (%s)\n", c->address, r->message);
+        fprintf(stderr, "kvferry: nothing answers at %s (%s)%s\n", c->address, r->message,
+            c->encrypted ? "" : "; if it speaks TLS: --tls-ca FILE");
         return status;
     }
     if (r->code == KVF_RPC_CANCELLED && kvf_client_interrupted(c)) {

@@ -202,7 +202,7 @@ static int run(const kvf_command *command, const void *opts, const kvf_args *arg
     size_t len = 0;
     char *prompt = NULL;
     if (args->positional_count && !(prompt = kvf_cmd_text(args->positional[0], &len))) return KVF_EXIT_FAILED;
-    session s = {command, o, args, kvf_client_open(o->g.router, &status), {0}};
+    session s = {command, o, args, kvf_client_open(o->g.router, &o->g.tls, &status), {0}};
     if (s.client) {
         history_reset(&s.history, o->system);
         if (prompt) history_add(&s.history, "user", prompt, len);

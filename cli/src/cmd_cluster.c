@@ -12,6 +12,7 @@ enum { DEADLINE_MS = 15000 };
 
 typedef struct {
     const char *admin, *router, *node, *request, *prefix, *service;
+    kvf_client_tls tls;
     uint32_t limit;
     bool json, blocks, strict;
 } options;
@@ -20,9 +21,9 @@ static const options defaults = {.admin = KVF_CLI_ADMIN, .router = KVF_CLI_ROUTE
 #define CLUSTER (&kvferry__v1__cluster__descriptor)
 
 /* One call to `address`; its answer, or NULL with the exit status. The client is gone when this returns. */
-static ProtobufCMessage *ask(const char *address, const ProtobufCServiceDescriptor *service, const char *method,
-    const ProtobufCMessage *request, int *exit_status) {
-    kvf_client *c = kvf_client_open(address, exit_status);
+static ProtobufCMessage *ask(const options *o, const char *address, const ProtobufCServiceDescriptor *service,
+    const char *method, const ProtobufCMessage *request, int *exit_status) {
+    kvf_client *c = kvf_client_open(address, &o->tls, exit_status);
     if (!c) return NULL;
     ProtobufCMessage *answer = kvf_client_call(c, service, method, request, DEADLINE_MS, exit_status);
     kvf_client_close(c);
@@ -43,7 +44,7 @@ static int run_nodes(const kvf_command *command, const void *opts, const kvf_arg
     const options *o = opts;
     Kvferry__V1__GetClusterRequest r = KVFERRY__V1__GET_CLUSTER_REQUEST__INIT;
     int status;
-    ProtobufCMessage *m = ask(o->admin, CLUSTER, "GetCluster", &r.base, &status);
+    ProtobufCMessage *m = ask(o, o->admin, CLUSTER, "GetCluster", &r.base, &status);
     if (!m) return status;
     kvf_buf text = {0};
     kvf_cluster_nodes_table((const void *)m, &text);
@@ -58,7 +59,7 @@ static int run_kv(const kvf_command *command, const void *opts, const kvf_args *
     r.prefix_hash = kvf_proto_text(o->prefix);
     r.limit = o->limit;
     int status;
-    ProtobufCMessage *m = ask(o->admin, CLUSTER, "GetBlocks", &r.base, &status);
+    ProtobufCMessage *m = ask(o, o->admin, CLUSTER, "GetBlocks", &r.base, &status);
     if (!m) return status;
     kvf_buf text = {0};
     kvf_cluster_blocks_table((const void *)m, o->blocks || o->request || o->prefix, &text);
@@ -70,7 +71,7 @@ static int run_drain(const kvf_command *command, const void *opts, const kvf_arg
     Kvferry__V1__DrainRequest r = KVFERRY__V1__DRAIN_REQUEST__INIT;
     r.node_id = kvf_proto_text(args->positional[0]);
     int status;
-    ProtobufCMessage *m = ask(o->admin, CLUSTER, "Drain", &r.base, &status);
+    ProtobufCMessage *m = ask(o, o->admin, CLUSTER, "Drain", &r.base, &status);
     if (!m) return status;
     kvf_buf text = {0};
     kvf_buf_printf(&text, "%s takes no new requests; %u run on it\n", args->positional[0],
@@ -83,7 +84,7 @@ static int run_undrain(const kvf_command *command, const void *opts, const kvf_a
     Kvferry__V1__UndrainRequest r = KVFERRY__V1__UNDRAIN_REQUEST__INIT;
     r.node_id = kvf_proto_text(args->positional[0]);
     int status;
-    ProtobufCMessage *m = ask(o->admin, CLUSTER, "Undrain", &r.base, &status);
+    ProtobufCMessage *m = ask(o, o->admin, CLUSTER, "Undrain", &r.base, &status);
     if (!m) return status;
     kvf_buf text = {0};
     kvf_buf_printf(&text, "%s takes requests again\n", args->positional[0]);
@@ -101,7 +102,7 @@ static int run_role(const kvf_command *command, const void *opts, const kvf_args
     else
         return kvf_cmd_usage(command, "\"%.40s\" is not a role: prefill or decode", args->positional[1]);
     int status;
-    ProtobufCMessage *m = ask(o->admin, CLUSTER, "SetRole", &r.base, &status);
+    ProtobufCMessage *m = ask(o, o->admin, CLUSTER, "SetRole", &r.base, &status);
     if (!m) return status;
     kvf_buf text = {0};
     kvf_buf_printf(&text, "%s does %s work from now on\n", args->positional[0], args->positional[1]);
@@ -113,7 +114,7 @@ static int run_flush(const kvf_command *command, const void *opts, const kvf_arg
     Kvferry__V1__FlushCacheRequest r = KVFERRY__V1__FLUSH_CACHE_REQUEST__INIT;
     r.node_id = kvf_proto_text(args->positional_count ? args->positional[0] : NULL);
     int status;
-    ProtobufCMessage *m = ask(o->admin, CLUSTER, "FlushCache", &r.base, &status);
+    ProtobufCMessage *m = ask(o, o->admin, CLUSTER, "FlushCache", &r.base, &status);
     if (!m) return status;
     kvf_buf text = {0};
     kvf_buf_printf(&text, "%llu blocks freed\n",
@@ -125,7 +126,7 @@ static int run_audit(const kvf_command *command, const void *opts, const kvf_arg
     const options *o = opts;
     Kvferry__V1__AuditRequest r = KVFERRY__V1__AUDIT_REQUEST__INIT;
     int status;
-    ProtobufCMessage *m = ask(o->admin, CLUSTER, "Audit", &r.base, &status);
+    ProtobufCMessage *m = ask(o, o->admin, CLUSTER, "Audit", &r.base, &status);
     if (!m) return status;
     const Kvferry__V1__AuditResponse *a = (const void *)m;
     kvf_buf text = {0}, held = {0};
@@ -156,7 +157,7 @@ static int run_health(const kvf_command *command, const void *opts, const kvf_ar
     snprintf(service, sizeof service, "%s", args->positional_count ? args->positional[0] : "");
     r.service = service;
     int status;
-    ProtobufCMessage *m = ask(o->router, &grpc__health__v1__health__descriptor, "Check", &r.base, &status);
+    ProtobufCMessage *m = ask(o, o->router, &grpc__health__v1__health__descriptor, "Check", &r.base, &status);
     if (!m) return status;
     bool serving = ((const Grpc__Health__V1__HealthCheckResponse *)(const void *)m)->status ==
                    GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
@@ -170,7 +171,7 @@ static int run_models(const kvf_command *command, const void *opts, const kvf_ar
     const options *o = opts;
     Kvferry__V1__ListModelsRequest r = KVFERRY__V1__LIST_MODELS_REQUEST__INIT;
     int status;
-    ProtobufCMessage *m = ask(o->router, &kvferry__v1__inference__descriptor, "ListModels", &r.base, &status);
+    ProtobufCMessage *m = ask(o, o->router, &kvferry__v1__inference__descriptor, "ListModels", &r.base, &status);
     if (!m) return status;
     const Kvferry__V1__ListModelsResponse *a = (const void *)m;
     kvf_buf text = {0};
@@ -196,13 +197,15 @@ static int run_models(const kvf_command *command, const void *opts, const kvf_ar
         "router", 'r', KVF_ARG_TEXT, "HOST:PORT", "the router's client address (default " KVF_CLI_ROUTER ")",          \
             AT(router), 0, 0, "KVFERRY_ROUTER", false                                                                  \
     }
+#define TLS_ROWS KVF_CLIENT_TLS_ROWS(options, tls)
 #define JSON_ROW                                                                                                       \
     { "json", 0, KVF_ARG_FLAG, "", "the answer as one line of JSON", AT(json), 0, 0, NULL, false }
 
-static const kvf_arg admin_rows[] = {ADMIN_ROW, JSON_ROW};
-static const kvf_arg client_rows[] = {CLIENT_ROW, JSON_ROW};
+static const kvf_arg admin_rows[] = {ADMIN_ROW, TLS_ROWS, JSON_ROW};
+static const kvf_arg client_rows[] = {CLIENT_ROW, TLS_ROWS, JSON_ROW};
 static const kvf_arg kv_rows[] = {
     ADMIN_ROW,
+    TLS_ROWS,
     {"node", 0, KVF_ARG_TEXT, "NODE", "of this node only", AT(node), 0, 0, NULL, false},
     {"request", 0, KVF_ARG_TEXT, "ID", "held by this request", AT(request), 0, 0, NULL, false},
     {"prefix", 0, KVF_ARG_TEXT, "HASH", "of this prefix (32 hex digits)", AT(prefix), 0, 0, NULL, false},
@@ -212,6 +215,7 @@ static const kvf_arg kv_rows[] = {
 };
 static const kvf_arg audit_rows[] = {
     ADMIN_ROW,
+    TLS_ROWS,
     {"at-rest", 0, KVF_ARG_FLAG, "", "fail as well while requests run", AT(strict), 0, 0, NULL, false},
     JSON_ROW,
 };

@@ -112,7 +112,7 @@ static int run(const kvf_command *command, const void *opts, const kvf_args *arg
         r.output._prompt_logprobs_case = KVFERRY__V1__OUTPUT_OPTIONS___PROMPT_LOGPROBS_PROMPT_LOGPROBS;
         r.output.prompt_logprobs = o->prompt_logprobs;
     }
-    kvf_client *client = kvf_client_open(o->g.router, &status);
+    kvf_client *client = kvf_client_open(o->g.router, &o->g.tls, &status);
     if (!client) goto done;
     bool whole = o->g.json || o->g.choices > 1;
     status = whole ? run_unary(client, &r, o) : run_stream(client, &r, o);

@@ -7,6 +7,7 @@
 #include "kvferry/v1/kvferry.pb-c.h"
 #include "settings.h"
 #include "signals.h"
+#include "tls_settings.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -26,13 +27,8 @@ static void node_name(const kvf_config *c, const char *role, char *out, size_t o
     snprintf(out, out_bytes, "%s-%s", role, host);
 }
 
-static int check_local(const kvf_config *c, const char *key) {
-    const char *address = kvf_config_string(c, key);
-    if (!address || kvf_settings_local(address) || kvf_config_bool(c, "cluster.insecure_networks")) return KVF_EXIT_OK;
-    return kvf_settings_wrong(c, key,
-        "\"%s\" is beyond this host and connections are not encrypted: allow it with cluster.insecure_networks "
-        "(--insecure-networks)",
-        address);
+static int guard(const kvf_config *c, const char *key, const kvf_tls_store *tls) {
+    return kvf_tls_settings_guard(c, key, kvf_config_string(c, key), tls != NULL);
 }
 
 static int failed(const kvf_error *err) {
@@ -87,9 +83,10 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
 
 static void stop_worker(void *self, int signal, uint32_t times) { kvf_worker_stop(self); }
 
-static int run_worker(const kvf_config *c, kvf_role role, const char *name) {
+static int run_worker(const kvf_config *c, kvf_role role, const char *name, kvf_tls_settings *tls) {
     kvf_worker_options options;
     worker_options_of(c, role, name, &options);
+    options.tls = tls->cluster;
     kvf_error err = {0};
     kvf_worker *w = NULL;
     /* Signals are blocked before the worker makes its threads; what arrives while the model loads is taken up
@@ -100,6 +97,7 @@ static int run_worker(const kvf_config *c, kvf_role role, const char *name) {
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
+    kvf_tls_settings_watch(tls);
     if (kvf_worker_create(&options, &w, &err) != KVF_OK) return failed(&err);
     kvf_signals *signals;
     int status = KVF_EXIT_FAILED;
@@ -120,11 +118,14 @@ static int run_node(const kvf_command *command, const kvf_settings_options *o, k
     char name[128];
     node_name(c, role == KVF_ROLE_PREFILL ? "prefill" : "decode", name, sizeof name);
     kvf_settings_apply_log(c, name);
+    kvf_tls_settings tls = {0};
     if (!kvf_config_is_set(c, "model.path"))
         status = kvf_settings_wrong(c, "model.path", "is needed (--model FILE)");
-    else if ((status = check_local(c, "node.control")) == KVF_EXIT_OK &&
-             (status = check_local(c, "node.transfer")) == KVF_EXIT_OK)
-        status = run_worker(c, role, name);
+    else if ((status = kvf_tls_settings_open(c, false, &tls)) == KVF_EXIT_OK &&
+             (status = guard(c, "node.control", tls.cluster)) == KVF_EXIT_OK &&
+             (status = guard(c, "node.transfer", tls.cluster)) == KVF_EXIT_OK)
+        status = run_worker(c, role, name, &tls);
+    kvf_tls_settings_close(&tls);
     kvf_config_destroy(c);
     return status;
 }
@@ -196,6 +197,14 @@ static int read_membership(
     return KVF_EXIT_OK;
 }
 
+static int guard_router(const kvf_config *c, const membership *m, const kvf_tls_settings *tls) {
+    int status = guard(c, "router.listen", tls->clients);
+    if (status == KVF_EXIT_OK) status = guard(c, "router.admin", tls->admin);
+    for (uint32_t i = 0; i < m->count && status == KVF_EXIT_OK; i++)
+        status = kvf_tls_settings_guard(c, "router.nodes", m->nodes[i].address, tls->cluster != NULL);
+    return status;
+}
+
 static uint32_t ship_min_of(const kvf_config *c) {
     const char *mode = kvf_config_string(c, "router.disaggregate");
     if (strcmp(mode, "always") == 0) return 0;
@@ -234,38 +243,14 @@ typedef struct {
     atomic_bool stop;
 } announcer;
 
-static bool all_connected(kvf_rpc_channel *channel, uint32_t nodes) {
-    Kvferry__V1__GetClusterRequest r = KVFERRY__V1__GET_CLUSTER_REQUEST__INIT;
-    ProtobufCMessage *m = NULL;
-    if (kvf_rpc_unary(channel, &kvferry__v1__cluster__descriptor, "GetCluster", &r.base, 5000, &m, NULL) != KVF_OK)
-        return false;
-    const Kvferry__V1__ClusterState *state = (const void *)m;
-    uint32_t there = 0;
-    for (size_t i = 0; i < state->n_nodes; i++)
-        there += state->nodes[i]->role != KVFERRY__V1__ROLE__ROLE_ROUTER &&
-                 state->nodes[i]->state == KVFERRY__V1__NODE_STATE__NODE_STATE_READY;
-    kvf_rpc_message_free(m);
-    return there >= nodes;
-}
-
-/* The router's own admin listener is asked, so that "ready" means what an operator would see. */
 static void *announce(void *arg) {
     announcer *a = arg;
-    kvf_rpc_runtime *runtime = NULL;
-    kvf_rpc_channel *channel = NULL;
-    if (a->nodes) {
-        kvf_rpc_channel_opts opts = {.address = kvf_router_shell_admin_address(a->shell)};
-        bool open = kvf_rpc_runtime_create(&(kvf_rpc_runtime_opts){.loops = 1}, &runtime) == KVF_OK &&
-                    kvf_rpc_channel_create(runtime, &opts, &channel) == KVF_OK;
-        while (open && !atomic_load(&a->stop) && !all_connected(channel, a->nodes)) usleep(20000);
-    }
+    while (!atomic_load(&a->stop) && kvf_router_shell_ready(a->shell) < a->nodes) usleep(20000);
     if (!atomic_load(&a->stop)) {
         printf(
             "ready grpc=%s admin=%s\n", kvf_router_shell_address(a->shell), kvf_router_shell_admin_address(a->shell));
         fflush(stdout);
     }
-    if (channel) kvf_rpc_channel_destroy(channel);
-    if (runtime) kvf_rpc_runtime_destroy(runtime);
     return NULL;
 }
 
@@ -275,7 +260,7 @@ static void stop_router(void *self, int signal, uint32_t times) {
     kvf_router_shell_stop(a->shell);
 }
 
-static int run_shell(const kvf_router_shell_options *options, bool when_connected) {
+static int run_shell(const kvf_router_shell_options *options, kvf_tls_settings *tls, bool when_connected) {
     kvf_error err = {0};
     announcer a = {.nodes = when_connected ? options->nodes_count : 0};
     sigset_t set;
@@ -284,6 +269,7 @@ static int run_shell(const kvf_router_shell_options *options, bool when_connecte
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
+    kvf_tls_settings_watch(tls);
     if (kvf_router_shell_create(options, &a.shell, &err) != KVF_OK) return failed(&err);
     int status = KVF_EXIT_FAILED;
     kvf_signals *signals;
@@ -305,18 +291,25 @@ static int run_router(const kvf_command *command, const void *opts, const kvf_ar
     int status;
     kvf_config *c = kvf_settings_load(command, o, &status);
     membership *m = calloc(1, sizeof *m);
+    kvf_tls_settings tls = {0};
     if (c && m) {
         char name[128];
         node_name(c, "router", name, sizeof name);
         kvf_settings_apply_log(c, name);
         if (!kvf_config_is_set(c, "model.path"))
             status = kvf_settings_wrong(c, "model.path", "is needed (--model FILE): the router tokenises");
-        else if ((status = read_membership(command, c, o, m)) == KVF_EXIT_OK) {
+        else if ((status = read_membership(command, c, o, m)) == KVF_EXIT_OK &&
+                 (status = kvf_tls_settings_open(c, true, &tls)) == KVF_EXIT_OK &&
+                 (status = guard_router(c, m, &tls)) == KVF_EXIT_OK) {
             kvf_router_shell_options r;
             router_options_of(c, name, m, &r);
-            status = run_shell(&r, o->when_connected);
+            r.tls = tls.cluster;
+            r.tls_clients = tls.clients;
+            r.tls_admin = tls.admin;
+            status = run_shell(&r, &tls, o->when_connected);
         }
     }
+    kvf_tls_settings_close(&tls);
     free(m);
     if (c) kvf_config_destroy(c);
     return status;

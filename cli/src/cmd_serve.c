@@ -9,6 +9,7 @@
 #include "runtime_dir.h"
 #include "settings.h"
 #include "supervisor.h"
+#include "tls_settings.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stddef.h>
@@ -154,6 +155,18 @@ static kvf_status check_model(const char *path, kvf_error *err) {
     return status;
 }
 
+/* So are files and addresses that every child would refuse. */
+static int check_networks(const kvf_config *c) {
+    kvf_tls_settings tls;
+    int status = kvf_tls_settings_open(c, true, &tls);
+    static const char *const keys[] = {"router.listen", "router.admin", "node.transfer"};
+    const kvf_tls_store *by[] = {tls.clients, tls.admin, tls.cluster};
+    for (size_t i = 0; i < KVF_COUNT_OF(keys) && status == KVF_EXIT_OK; i++)
+        status = kvf_tls_settings_guard(c, keys[i], kvf_config_string(c, keys[i]), by[i] != NULL);
+    kvf_tls_settings_close(&tls);
+    return status;
+}
+
 static int supervise(cluster *k, uint32_t prefill, uint32_t decode) {
     if (!kvf_runtime_dir_create(&k->dir))
         kvf_log(KVF_LOG_WARN, "serve", "no short private directory for sockets: nodes listen on loopback ports");
@@ -192,7 +205,7 @@ static int run(const kvf_command *command, const void *options, const kvf_args *
             command, "--prefill %u --decode %u: at most %d nodes in all", o->prefill, o->decode, NODES_MAX);
     } else if (check_model(model, &err) != KVF_OK) {
         status = kvf_cmd_failed(&err);
-    } else {
+    } else if ((status = check_networks(c)) == KVF_EXIT_OK) {
         status = supervise(k, o->prefill, o->decode);
     }
 done:

@@ -11,6 +11,7 @@
 
 typedef struct {
     const char *model, *router;
+    kvf_client_tls tls;
     uint32_t add_bos;
     bool special, json, raw, pieces;
 } options;
@@ -100,7 +101,7 @@ done:
 
 static int tokenize_there(const options *o, const char *text, size_t len) {
     int status;
-    kvf_client *c = kvf_client_open(o->router, &status);
+    kvf_client *c = kvf_client_open(o->router, &o->tls, &status);
     if (!c) return status;
     Kvferry__V1__TokenizeRequest r = KVFERRY__V1__TOKENIZE_REQUEST__INIT;
     r.input_case = KVFERRY__V1__TOKENIZE_REQUEST__INPUT_TEXT;
@@ -182,7 +183,7 @@ done:
 
 static int detokenize_there(const options *o, uint32_t *ids, size_t count) {
     int status;
-    kvf_client *c = kvf_client_open(o->router, &status);
+    kvf_client *c = kvf_client_open(o->router, &o->tls, &status);
     if (!c) return status;
     Kvferry__V1__DetokenizeRequest r = KVFERRY__V1__DETOKENIZE_REQUEST__INIT;
     r.n_token_ids = count;
@@ -223,7 +224,7 @@ static int run_detokenize(const kvf_command *command, const void *opts, const kv
 #define COMMON_ROWS                                                                                                    \
     {"model", 'm', KVF_ARG_TEXT, "FILE", "use this model file", offsetof(options, model), 0, 0, "KVFERRY_MODEL",       \
         false},                                                                                                        \
-    {                                                                                                                  \
+        KVF_CLIENT_TLS_ROWS(options, tls), {                                                                           \
         "router", 'r', KVF_ARG_TEXT, "HOST:PORT",                                                                      \
             "ask this router (default " KVF_CLI_ROUTER ", where no model is named)", offsetof(options, router), 0, 0,  \
             "KVFERRY_ROUTER", false                                                                                    \

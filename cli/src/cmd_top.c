@@ -14,6 +14,7 @@
 
 typedef struct {
     const char *admin;
+    kvf_client_tls tls;
     uint64_t interval_ns;
     bool once, json;
 } options;
@@ -141,7 +142,7 @@ static int run_live(view *v) {
 static int run(const kvf_command *command, const void *opts, const kvf_args *args) {
     const options *o = opts;
     int status;
-    view v = {.o = o, .client = kvf_client_open(o->admin, &status)};
+    view v = {.o = o, .client = kvf_client_open(o->admin, &o->tls, &status)};
     if (!v.client) return status;
     bool live = !o->once && !o->json && kvf_term_is(stdout) && isatty(STDIN_FILENO) == 1;
     status = live ? run_live(&v) : run_once(&v);
@@ -154,6 +155,7 @@ static int run(const kvf_command *command, const void *opts, const kvf_args *arg
 static const kvf_arg rows[] = {
     {"router", 'r', KVF_ARG_TEXT, "HOST:PORT", "the router's admin address (default " KVF_CLI_ADMIN ")", AT(admin), 0,
         0, "KVFERRY_ADMIN", false},
+    KVF_CLIENT_TLS_ROWS(options, tls),
     {"interval", 'i', KVF_ARG_DURATION, "TIME", "between refreshes (default 1s)", AT(interval_ns), 0, 0, NULL, false},
     {"once", 0, KVF_ARG_FLAG, "", "print one frame", AT(once), 0, 0, NULL, false},
     {"json", 0, KVF_ARG_FLAG, "", "the state of the cluster as one line of JSON", AT(json), 0, 0, NULL, false},

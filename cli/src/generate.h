@@ -10,6 +10,7 @@
 
 typedef struct {
     const char *router;
+    kvf_client_tls tls;
     uint32_t max_tokens, top_k, top_logprobs, disaggregate, choices, min_tokens;
     double temperature, top_p, min_p, repetition, presence, frequency;
     uint64_t seed, deadline_ns;
@@ -24,6 +25,7 @@ typedef struct {
 #define KVF_GENERATE_ROWS(type, member)                                                                                \
     {"router", 'r', KVF_ARG_TEXT, "HOST:PORT", "the router's client address (default " KVF_CLI_ROUTER ")",             \
         offsetof(type, member.router), 0, 0, "KVFERRY_ROUTER", false},                                                 \
+        KVF_CLIENT_TLS_ROWS(type, member.tls),                                                                         \
         {"max-tokens", 'n', KVF_ARG_U32, "N", "at most N new tokens (default: to the end of the context)",             \
             offsetof(type, member.max_tokens), 0, 0, NULL, false},                                                     \
         {"temperature", 't', KVF_ARG_F64, "T", "0 takes the likeliest token always (default 1)",                       \

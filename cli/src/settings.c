@@ -142,6 +142,7 @@ int kvf_settings_wrong(const kvf_config *c, const char *key, const char *fmt, ..
 }
 
 bool kvf_settings_local(const char *address) {
-    return strncmp(address, "unix:", 5) == 0 || strncmp(address, "127.", 4) == 0 ||
-           strncmp(address, "[::1]:", 6) == 0 || strncmp(address, "localhost:", 10) == 0;
+    bool v4 = strncmp(address, "127.", 4) == 0 && address[strspn(address, "0123456789.")] == ':'; /* no 127.example */
+    return strncmp(address, "unix:", 5) == 0 || v4 || strncmp(address, "[::1]:", 6) == 0 ||
+           strncmp(address, "localhost:", 10) == 0;
 }

@@ -63,7 +63,34 @@ KVFERRY_ADMIN=127.0.0.1:1 expect 69 "127.0.0.1:1" audit
 
 expect 78 "model.path" prefill-node
 expect 78 "insecure" decode-node --model x --control 0.0.0.0:0
+expect 78 "node.transfer" decode-node --model x --transfer 10.0.0.1:0
+expect 78 "node.control" decode-node --model x --control 127.example:1 # a name, not an address of loopback
+node=a,decode,127.0.0.1:1
+expect 78 "router.listen" router --model x --node $node --listen 0.0.0.0:0
+expect 78 "router.admin" router --model x --node $node --admin 0.0.0.0:0
+expect 78 "router.nodes" router --model x --node a,decode,10.0.0.1:1
+expect 1 "x" router --model x --node $node --listen 0.0.0.0:0 --insecure-networks # it goes on to the model
 expect 78 "router.nodes" router --model x
+
+# Certificates: what is missing or wrong is named. Those that are right are in e2e-tls.
+expect 78 "tls.key" decode-node --model x --tls-cert c.pem
+expect 78 "tls.ca" decode-node --model x --tls-cert c.pem --tls-key c.key
+expect 78 "tls.cert" decode-node --model x --tls-ca ca.pem
+expect 78 "router.tls_key" router --model x --node $node --router-tls-cert c.pem
+expect 78 "router.tls_client_ca" router --model x --node $node --router-tls-client-ca ca.pem
+for command in "decode-node" "prefill-node" "router --node $node"; do
+  # shellcheck disable=SC2086
+  expect 1 "$tmp/none.pem: cannot be read" $command --model x --tls-cert "$tmp/none.pem" --tls-key "$tmp/none.key" --tls-ca "$tmp/none.ca"
+done
+if command -v openssl >/dev/null; then # as docs/security.md makes them: taken, then the model is missing
+  scripts/make-certs "$tmp/certs" d1 >/dev/null || failures=$((failures + 1))
+  c="$tmp/certs"
+  expect 1 "x: cannot open" decode-node --model x --control 0.0.0.0:0 --tls-cert "$c/d1.pem" --tls-key "$c/d1.key" --tls-ca "$c/ca.pem"
+  grep -q "not signed\|readable\|can be read" "$tmp/err" && { cat "$tmp/err"; failures=$((failures + 1)); }
+fi
+expect 64 "need --tls-ca" nodes --tls-cert c.pem --tls-key c.key
+expect 1 "$tmp/none.pem: cannot be read" nodes --tls-ca "$tmp/none.pem"
+expect 69 "--tls-ca FILE" nodes --router 127.0.0.1:1
 expect 64 "not a role" router --model x --node a,wizard,127.0.0.1:1
 expect 1 "no-such-file.gguf" serve --model "$tmp/no-such-file.gguf"
 expect 1 "no-such-file.gguf" prefill-node --model "$tmp/no-such-file.gguf"

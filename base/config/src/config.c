@@ -92,10 +92,6 @@ static bool set_text(kvf_config *c, size_t index, kvf_config_origin origin, cons
     uint64_t number;
     double real;
     char why[1000];
-    if (k->refused) {
-        kvf_config_error_add(c, place, k->key, "%s", k->refused);
-        return false;
-    }
     if (k->type != KVF_CONFIG_STRINGS) {
         if (!kvf_config_parse(k, text, &number, &real, why, sizeof why)) {
             kvf_config_error_add(c, place, k->key, "%s", why);

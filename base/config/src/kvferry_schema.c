@@ -6,12 +6,6 @@
     { .key = name, .type = KVF_CONFIG_##kind, .initial = first, .min = low, .max = high, .flag = cli, .help = text }
 #define CHOICE(name, kind, first, words, cli, text)                                                                    \
     { .key = name, .type = KVF_CONFIG_##kind, .initial = first, .choices = words, .flag = cli, .help = text }
-#define NOT_BUILT(name, text)                                                                                          \
-    {                                                                                                                  \
-        .key = name, .type = KVF_CONFIG_STRING, .help = text,                                                          \
-        .refused = "is not built yet: connections are not encrypted, keep them on one host or in a private network"    \
-    }
-
 #define KIB 1024ull
 #define MIB (1024 * KIB)
 #define GIB (1024 * MIB)
@@ -28,7 +22,7 @@ static const kvf_config_key keys[] = {
     KEY("cluster.node_id", STRING, NULL, 0, 0, "node-id",
         "name of this process in the cluster; of its role and host when not set"),
     KEY("cluster.insecure_networks", BOOL, "false", 0, 0, "insecure-networks",
-        "allow control and page connections beyond loopback and Unix sockets without encryption"),
+        "allow connections beyond loopback and Unix sockets without encryption"),
 
     KEY("model.path", STRING, NULL, 0, 0, "model", "model file (GGUF)"),
     KEY("model.id", STRING, NULL, 0, 0, "model-id", "name that clients use; the file's own name when not set"),
@@ -46,6 +40,11 @@ static const kvf_config_key keys[] = {
 
     KEY("router.listen", ADDRESS, "127.0.0.1:7070", 0, 0, "listen", "gRPC for clients; port 0: any free one"),
     KEY("router.admin", ADDRESS, "127.0.0.1:7071", 0, 0, "admin", "gRPC for operators"),
+    KEY("router.tls_cert", STRING, NULL, 0, 0, "router-tls-cert",
+        "certificate that clients and operators are shown (PEM); tls.cert when not set"),
+    KEY("router.tls_key", STRING, NULL, 0, 0, "router-tls-key", "its key (PEM, no passphrase)"),
+    KEY("router.tls_client_ca", STRING, NULL, 0, 0, "router-tls-client-ca",
+        "authority whose certificate clients must show (PEM); none is asked for when not set"),
     KEY("router.queue_max_requests", U32, "256", 1, 1u << 20, "queue-max-requests",
         "requests that may wait; more are refused"),
     KEY("router.queue_max_tokens", U64, "1000000", 1, 1ull << 40, "queue-max-tokens",
@@ -111,9 +110,11 @@ static const kvf_config_key keys[] = {
 
     CHOICE("log.level", ENUM, "info", "error warn info debug", "log-level", "what is logged to stderr"),
 
-    NOT_BUILT("tls.cert", "certificate file (PEM)"),
-    NOT_BUILT("tls.key", "key file (PEM)"),
-    NOT_BUILT("tls.ca", "authority file (PEM)"),
+    KEY("tls.cert", STRING, NULL, 0, 0, "tls-cert",
+        "certificate of this process (PEM, with its chain), for its node name; control and page connections are "
+        "encrypted then"),
+    KEY("tls.key", STRING, NULL, 0, 0, "tls-key", "its key (PEM, no passphrase)"),
+    KEY("tls.ca", STRING, NULL, 0, 0, "tls-ca", "authority that signs the cluster's certificates (PEM)"),
 };
 
 static const kvf_config_schema schema = {

@@ -30,7 +30,6 @@ void kvf_config_explain(const kvf_config *c, FILE *out) {
     for (size_t i = 0; i < c->schema->count; i++) {
         char source[700];
         const kvf_config_key *k = &c->schema->keys[i];
-        if (k->refused) continue;
         fprintf(out, "%-34s = ", k->key);
         kvf_config_format(k, &c->values[i], out);
         fprintf(out, "   (%s)\n", kvf_config_source(c, k->key, source, sizeof source));
@@ -51,7 +50,6 @@ void kvf_config_schema_text(const kvf_config_schema *s, FILE *out) {
     for (size_t i = 0; i < s->count; i++) {
         const kvf_config_key *k = &s->keys[i];
         size_t n = strcspn(k->key, ".");
-        if (k->refused) continue;
         if (strncmp(section, k->key, n) != 0 || section[n]) {
             snprintf(section, sizeof section, "%.*s", (int)n, k->key);
             fprintf(out, "\n%s:\n", section);
@@ -164,7 +162,6 @@ void kvf_config_schema_json(const kvf_config_schema *s, FILE *out) {
     for (size_t i = 0; i < s->count; i++) {
         const kvf_config_key *k = &s->keys[i];
         size_t n = strcspn(k->key, ".");
-        if (k->refused) continue;
         bool same = n == length && strncmp(section, k->key, n) == 0;
         if (!same)
             fprintf(out, "%s\n    \"%.*s\": {\"type\": \"object\", \"additionalProperties\": false, \"properties\": {",
@@ -191,7 +188,7 @@ void kvf_config_flags_help(const kvf_config_schema *s, const char *prefixes, FIL
     for (size_t i = 0; i < s->count; i++) {
         const kvf_config_key *k = &s->keys[i];
         char left[80];
-        if (!k->flag || k->refused || (prefixes && !listed(prefixes, k->key))) continue;
+        if (!k->flag || (prefixes && !listed(prefixes, k->key))) continue;
         snprintf(left, sizeof left, "--%s %s", k->flag, k->type == KVF_CONFIG_ENUM ? "NAME" : words[k->type]);
         fprintf(out, "  %-32s %s", left, k->help);
         if (k->choices) fprintf(out, ": %s", k->choices);

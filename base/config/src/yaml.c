@@ -349,9 +349,6 @@ static void load_value(loader *l, const yaml_event_t *name, const yaml_event_t *
                 l->c, place_of(l, e->start_mark), path, "is not a map, expected the section's keys below it");
             skip(l, e);
         }
-    } else if (s->keys[index].refused) {
-        kvf_config_error_add(l->c, place_of(l, name->start_mark), path, "%s", s->keys[index].refused);
-        skip(l, e);
     } else if (s->keys[index].type == KVF_CONFIG_STRINGS || s->keys[index].type == KVF_CONFIG_MAPS) {
         if (e->type == YAML_SEQUENCE_START_EVENT)
             load_list(l, e, index, path);

@@ -66,6 +66,7 @@ kvf_status links_create(kvf_worker *w, const kvf_identity *identity, kvf_error *
         .allow_unequal_numerics = o->allow_unequal_numerics,
         .listen_tcp = o->listen_transfer,
         .advertise_host = o->advertise_host,
+        .tls = o->tls,
         .listen_shm = o->shm,
         .connect_timeout_ns = 2 * KVF_NS_PER_S,
         .heartbeat_ns = o->heartbeat_ns,

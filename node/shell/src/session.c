@@ -44,6 +44,17 @@ static void say_closed(kvf_rpc_call *call, session *s) {
     put(call, s, item);
 }
 
+/* Who has a certificate speaks under its name only. */
+static bool may_say(kvf_rpc_call *call, const kvf_rmsg *message) {
+    char who[128];
+    if (message->kind != KVF_R_HELLO || kvf_rpc_call_proves(call, message->hello.router, who, sizeof who)) return true;
+    kvf_log(KVF_LOG_WARN, "session", "%s says that it is router %s, its certificate is for %s: refused",
+        kvf_rpc_call_peer(call), message->hello.router, who);
+    kvf_rpc_fail(call, KVF_RPC_PERMISSION_DENIED, NULL, "the certificate is for %s, not for router %s", who,
+        message->hello.router);
+    return false;
+}
+
 /* The protobuf message is borrowed until on_message returns, so its bytes are packed into the item's own memory and
  * read there. */
 static void on_message(kvf_rpc_call *call, void *user, const ProtobufCMessage *message) {
@@ -69,6 +80,12 @@ static void on_message(kvf_rpc_call *call, void *user, const ProtobufCMessage *m
             status == KVF_ERR_NO_ROOM ? kvf_status_text(status) : err.message);
         kvf_rpc_fail(
             call, KVF_RPC_INVALID_ARGUMENT, NULL, "%s", status == KVF_ERR_NO_ROOM ? "message too large" : err.message);
+        free(memory);
+        free(item);
+        say_closed(call, s);
+        return;
+    }
+    if (!may_say(call, &item->message)) {
         free(memory);
         free(item);
         say_closed(call, s);
@@ -195,12 +212,14 @@ kvf_status session_server_start(kvf_worker *w, kvf_error *err) {
         .self = w}};
     const char *listen[] = {w->options.listen};
     kvf_span sets[] = {kvf_proto_internal_set()};
+    kvf_rpc_credentials credentials = {.mode = KVF_RPC_TLS, .files = w->options.tls, .demand_certificates = true};
     kvf_rpc_server_opts so = {.listen = listen,
         .listen_count = 1,
         .methods = methods,
         .method_count = 1,
         .descriptor_sets = sets,
         .descriptor_set_count = 1,
+        .credentials = w->options.tls ? &credentials : NULL,
         .message_bytes_max = 64u << 20,
         .stream_buffer_bytes_max = 16u << 20};
     kvf_status status = kvf_rpc_server_start(w->rpc, &so, &w->control, err);

@@ -207,12 +207,14 @@ kvf_status front_cluster_start(kvf_router_shell *s, kvf_error *err) {
         {service, "FlushCache", KVF_RPC_UNARY, flush_handler, s}};
     const char *listen[] = {s->options.listen_admin};
     kvf_span sets[] = {kvf_proto_public_set()};
+    kvf_rpc_credentials credentials = front_listener_credentials(s->options.tls_admin);
     kvf_rpc_server_opts opts = {.listen = listen,
         .listen_count = 1,
         .methods = methods,
         .method_count = KVF_COUNT_OF(methods),
         .descriptor_sets = sets,
-        .descriptor_set_count = 1};
+        .descriptor_set_count = 1,
+        .credentials = &credentials};
     return kvf_rpc_server_start(s->rpc, &opts, &s->admin, err);
 }
 

@@ -148,12 +148,14 @@ kvf_status front_inference_start(kvf_router_shell *s, kvf_error *err) {
         {service, "ListModels", KVF_RPC_UNARY, list_models_handler, s}};
     const char *listen[] = {s->options.listen};
     kvf_span sets[] = {kvf_proto_public_set()};
+    kvf_rpc_credentials credentials = front_listener_credentials(s->options.tls_clients);
     kvf_rpc_server_opts opts = {.listen = listen,
         .listen_count = 1,
         .methods = methods,
         .method_count = KVF_COUNT_OF(methods),
         .descriptor_sets = sets,
         .descriptor_set_count = 1,
+        .credentials = &credentials,
         .message_bytes_max = s->options.message_bytes_max,
         .stream_buffer_bytes_max = s->options.stream_buffer_bytes};
     return kvf_rpc_server_start(s->rpc, &opts, &s->clients, err);

@@ -33,7 +33,7 @@ struct node_session {
     inbox_item closed_item;
     kvf_rpc_code code; /* how it closed */
     bool refused;
-    char text[160];
+    char text[256];
     bool open; /* core thread: the core knows it */
     bool welcomed; /* core thread: something came */
 };
@@ -114,7 +114,7 @@ static void on_closed(kvf_rpc_session *session, void *user, const kvf_rpc_result
     node_session *n = user;
     n->code = result->code;
     n->refused = result->refused;
-    snprintf(n->text, sizeof n->text, "%.150s", result->message);
+    snprintf(n->text, sizeof n->text, "%.250s", result->message);
     n->closed_item = (inbox_item){.run = run_closed, .drop = drop_closed};
     atomic_fetch_add(&n->refs, 1);
     front_inbox_put(&n->shell->inbox, &n->closed_item);
@@ -149,9 +149,12 @@ static void retry_later(node_link *l) {
 }
 
 /* A channel that failed waits longer and longer before it connects again; how long to wait is decided here, so a fresh
- * one. */
+ * one. It also takes the certificates of now. */
 static kvf_status fresh_channel(kvf_router_shell *s, node_link *l) {
-    kvf_rpc_channel_opts opts = {.address = l->address, .stream_buffer_bytes_max = SEND_BUFFER_BYTES};
+    kvf_rpc_credentials credentials = {.mode = KVF_RPC_TLS, .files = s->options.tls, .peer_name = l->id};
+    kvf_rpc_channel_opts opts = {.address = l->address,
+        .stream_buffer_bytes_max = SEND_BUFFER_BYTES,
+        .credentials = s->options.tls ? &credentials : NULL};
     kvf_rpc_channel *channel;
     kvf_status status = kvf_rpc_channel_create(s->rpc, &opts, &channel);
     if (status != KVF_OK) return status;

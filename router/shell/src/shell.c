@@ -56,6 +56,14 @@ static void set_health(kvf_rpc_server *server, bool serving) {
         kvf_rpc_health_set(server, names[i], serving ? KVF_RPC_HEALTH_SERVING : KVF_RPC_HEALTH_NOT_SERVING);
 }
 
+kvf_rpc_credentials front_listener_credentials(kvf_tls_store *tls) {
+    if (!tls) return (kvf_rpc_credentials){.mode = KVF_RPC_INSECURE};
+    const kvf_tls_set *set = kvf_tls_store_set(tls);
+    kvf_rpc_credentials c = {.mode = KVF_RPC_TLS, .files = tls, .demand_certificates = set->ca != NULL};
+    kvf_tls_set_release(set);
+    return c;
+}
+
 /* One role does the other's work, unless that is forbidden. */
 static bool can_serve(const kvf_router_shell *s) {
     uint32_t decode = kvf_router_ready_nodes(s->core, KVF_ROLE_DECODE);
@@ -64,6 +72,8 @@ static bool can_serve(const kvf_router_shell *s) {
 }
 
 static void update_health(kvf_router_shell *s) {
+    atomic_store(&s->ready,
+        kvf_router_ready_nodes(s->core, KVF_ROLE_DECODE) + kvf_router_ready_nodes(s->core, KVF_ROLE_PREFILL));
     bool serving = !s->draining && can_serve(s);
     if (serving == atomic_load(&s->serving)) return;
     atomic_store(&s->serving, serving);
@@ -253,6 +263,8 @@ kvf_status kvf_router_shell_create(const kvf_router_shell_options *options, kvf_
     *out = s;
     return KVF_OK;
 }
+
+uint32_t kvf_router_shell_ready(const kvf_router_shell *s) { return atomic_load(&s->ready); }
 
 const char *kvf_router_shell_address(const kvf_router_shell *s) { return kvf_rpc_server_address(s->clients, 0); }
 const char *kvf_router_shell_admin_address(const kvf_router_shell *s) { return kvf_rpc_server_address(s->admin, 0); }

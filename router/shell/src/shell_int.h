@@ -67,9 +67,11 @@ struct kvf_router_shell {
     bool draining, leaving;
     uint32_t stops;
     atomic_bool serving;
+    atomic_uint ready; /* nodes */
 };
 
 /* ---- shell.c ---- */
+kvf_rpc_credentials front_listener_credentials(kvf_tls_store *tls);
 void front_shell_drain(kvf_router_shell *s); /* carries out what the core wants; after every event given to it */
 void front_shell_pump(kvf_router_shell *s); /* the same, tells clients, sets the timer: at the end of every callback */
 

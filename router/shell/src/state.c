@@ -52,7 +52,8 @@ void front_cluster_node_status(
 static const char *transport_of(const kvf_router_node *prefill, const kvf_router_node *decode) {
     if (!prefill->info || !decode->info) return "";
     bool local = prefill->info->host_id == decode->info->host_id && decode->info->local_address[0];
-    return local ? "shm" : "tcp";
+    if (local) return "shm";
+    return strncmp(decode->info->address, "tls:", 4) == 0 ? "tls" : "tcp";
 }
 
 static void add_router(kvf_router_shell *s, whole_state *w, const kvf_router_counters *c) {

@@ -34,7 +34,6 @@ typedef struct kvf_config_key {
     const char *help;
     const struct kvf_config_key *fields; /* KVF_CONFIG_MAPS: keys of one map; a field without `initial` must be given */
     size_t field_count;
-    const char *refused; /* not NULL: setting it is an error with this text */
     double double_min, double_max; /* of KVF_CONFIG_DOUBLE, when they differ */
 } kvf_config_key;
 

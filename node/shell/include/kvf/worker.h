@@ -7,6 +7,7 @@
 #include "kvf/base.h"
 #include "kvf/engine.h"
 #include "kvf/msg.h"
+#include "kvf/tls.h"
 
 typedef struct {
     const char *name;
@@ -22,6 +23,7 @@ typedef struct {
     const char *listen; /* control, "127.0.0.1:0" or "unix:/path" */
     const char *listen_transfer; /* "127.0.0.1:0"; NULL: no TCP */
     const char *advertise_host; /* NULL: as listened */
+    kvf_tls_store *tls; /* kept; of control and page connections; NULL: plain. Unix sockets and shm are always plain */
     bool shm;
     bool allow_unequal_numerics;
     uint32_t chunk_tokens, chunk_tokens_mixed, sequences_max, requests_max, queue_max, expected_output;

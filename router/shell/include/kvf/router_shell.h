@@ -5,6 +5,7 @@
 #ifndef KVF_ROUTER_SHELL_H
 #define KVF_ROUTER_SHELL_H
 #include "kvf/router.h"
+#include "kvf/tls.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -21,6 +22,9 @@ typedef struct {
     const char *model_id; /* NULL: the name in the file */
     const char *listen; /* clients: "127.0.0.1:0", "unix:/path" */
     const char *listen_admin;
+    /* All kept; NULL: plain, as Unix sockets always are. tls: ours towards nodes. Of the listeners, each that has an
+     * authority demands a certificate of it. */
+    kvf_tls_store *tls, *tls_clients, *tls_admin;
     const kvf_router_shell_node *nodes;
     uint32_t nodes_count;
     /* name, epoch and the model's hashes are filled here; context_max is cut to the model's (0: the model's). */
@@ -45,6 +49,7 @@ kvf_status kvf_router_shell_create(const kvf_router_shell_options *options, kvf_
 const char *kvf_router_shell_address(const kvf_router_shell *s);
 const char *kvf_router_shell_admin_address(const kvf_router_shell *s);
 bool kvf_router_shell_serving(const kvf_router_shell *s); /* any thread */
+uint32_t kvf_router_shell_ready(const kvf_router_shell *s); /* nodes that are ready; any thread */
 
 /* Any thread, also while it runs: one more node. The id of a node that is known: its process is now at this address. */
 kvf_status kvf_router_shell_add_node(kvf_router_shell *s, const char *id, kvf_role role, const char *address);
