@@ -40,7 +40,7 @@ static void make_node(dice *d, plan_node *n, bool tiny, bool skewed) {
     n->drift_ppm = skewed ? between(d, 995000, 1005000) : 1000000;
 }
 
-static void make_request(dice *d, plan_request *q, uint64_t at_us, const plan_world *w) {
+static void make_request(dice *d, plan_request *q, uint64_t at_us, const plan_world *w, bool logprobs) {
     bool long_one = chance(d, 25);
     q->at_us = at_us;
     q->router = below(d, w->routers);
@@ -54,7 +54,7 @@ static void make_request(dice *d, plan_request *q, uint64_t at_us, const plan_wo
     q->priority = chance(d, 10) ? below(d, 3) : 1;
     q->salt = chance(d, 12) ? between(d, 1, 2) : 0;
     q->stop = chance(d, 20) ? between(d, 1, 12) : 0;
-    q->logprobs = chance(d, 10);
+    q->logprobs = logprobs && chance(d, 40);
     q->deadline_us = chance(d, 5) ? between(d, 2000, 100000) : 0;
     q->cancel_us = chance(d, 15) ? 1 + below(d, 50000) : 0;
     q->slow_reader = q->cancel_us && chance(d, 20);
@@ -123,13 +123,13 @@ void plan_of_seed(plan *p, uint64_t seed, bool faults) {
     w->routers = chance(&d, 35) ? 2 : 1;
     w->latency_us = between(&d, 20, 400);
     w->queue_max = chance(&d, 10) ? between(&d, 2, 8) : 200;
-    bool tiny = chance(&d, 20), skewed = chance(&d, 50);
+    bool tiny = chance(&d, 20), skewed = chance(&d, 50), logprobs = chance(&d, 20);
     for (uint32_t i = 0; i < plan_nodes(p); i++) make_node(&d, &p->node[i], tiny, skewed);
     p->requests = (uint32_t)between(&d, 2, chance(&d, 15) ? PLAN_REQUESTS_MAX : 18);
     uint64_t pace_us = between(&d, 200, 6000), at_us = 5000;
     for (uint32_t i = 0; i < p->requests; i++) {
         at_us += below(&d, 2 * pace_us) + (chance(&d, 5) ? below(&d, 300000) : 0);
-        make_request(&d, &p->request[i], at_us, w);
+        make_request(&d, &p->request[i], at_us, w, logprobs);
     }
     w->heal_us = at_us + between(&d, 100000, chance(&d, 30) ? 1500000 : 300000);
     if (!faults) return;

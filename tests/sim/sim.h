@@ -299,5 +299,6 @@ void check_node_at_rest(sim *s, uint32_t node);
 void count_deaths(sim *s, uint32_t node); /* the running step dies with its node */
 bool node_sends(const sim *s, uint32_t node); /* a hand-off is open: its link's heartbeat matters */
 void check_router(sim *s, uint32_t router);
+bool router_has_met(const sim *s, uint32_t router, uint32_t place, uint64_t epoch);
 void check_router_at_end(sim *s, uint32_t router);
 #endif

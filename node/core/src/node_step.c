@@ -316,14 +316,17 @@ static void send_scores(kvf_node *n, const kvf_step_result *result) {
     for (uint32_t i = 0; i < result->scores_count; i++) {
         const kvf_step_scores *sc = &result->scores[i];
         const node_req *r = req_of(n, &n->seqs[n->run_seq[sc->run]]);
-        if (r->state == REQ_FREE || r->ending || sc->count == 0) continue;
-        kvf_nmsg *m = node_msg_req(n, r, KVF_N_PROMPT_LOGPROBS);
+        if (r->state == REQ_FREE || r->ending || sc->start >= r->prompt_count) continue;
+        /* What follows the prompt was accepted in an earlier attempt: nobody asked for its scores. */
+        uint32_t count = KVF_MIN(sc->count, r->prompt_count - sc->start);
+        kvf_nmsg *m = count ? node_msg_req(n, r, KVF_N_PROMPT_LOGPROBS) : NULL;
         if (!m) continue;
-        void *copy = node_scratch(n, sc->samples.len_bytes);
-        memcpy(copy, sc->samples.data, sc->samples.len_bytes);
+        size_t bytes = sc->samples.len_bytes / sc->count * count;
+        void *copy = node_scratch(n, bytes);
+        memcpy(copy, sc->samples.data, bytes);
         m->prompt_logprobs.start = sc->start;
-        m->prompt_logprobs.count = sc->count;
-        m->prompt_logprobs.samples = (kvf_span){copy, sc->samples.len_bytes};
+        m->prompt_logprobs.count = count;
+        m->prompt_logprobs.samples = (kvf_span){copy, bytes};
     }
 }
 
