@@ -65,8 +65,7 @@ static void catch_signals(void) {
 
 void sim_trace(const sim *s, const char *fmt, ...) {
     va_list ap;
-    printf("%7" PRIu64 " %6" PRIu64 ".%03" PRIu64 " ms  ", s->event_number, s->now / SIM_MS,
-        s->now / SIM_US % 1000);
+    printf("%7" PRIu64 " %6" PRIu64 ".%03" PRIu64 " ms  ", s->event_number, s->now / SIM_MS, s->now / SIM_US % 1000);
     va_start(ap, fmt);
     vprintf(fmt, ap);
     va_end(ap);

@@ -64,10 +64,10 @@ static uint32_t blocks_to_book(const kvf_node *n, const node_req *r, uint32_t hi
 static kvf_status take_room(kvf_node *n, node_req *r) {
     node_seq *s = node_first_seq(n, r);
     /* One token must be left to compute; scoring a prompt needs every one of them. */
-    uint32_t hits_max = r->prompt_logprobs ? 0 : (r->tokens_count - 1) / KVF_KV_BLOCK_TOKENS;
+    uint32_t hits_max = r->prompt_logprobs ? 0 : (r->tokens_count - (MUTANT(8) ? 0 : 1)) / KVF_KV_BLOCK_TOKENS;
     uint32_t hits = kvf_kv_match(n->kv, r->root, s->tokens, hits_max, n->hits);
     uint32_t book = blocks_to_book(n, r, hits);
-    if (kvf_kv_room(n->kv) < (int64_t)book + kvf_kv_pin_cost(n->kv, n->hits, hits)) return KVF_AGAIN;
+    if (kvf_kv_room(n->kv) < (int64_t)book + (MUTANT(7) ? 0 : kvf_kv_pin_cost(n->kv, n->hits, hits))) return KVF_AGAIN;
     for (uint32_t i = 0; i < hits; i++) {
         KVF_ASSERT(kvf_kv_pin(n->kv, n->hits[i]) == KVF_OK);
         node_seq_add_block(s, n->hits[i]);
@@ -220,7 +220,7 @@ static bool known_reserve(kvf_node *n, uint32_t session, const kvf_work *w) {
     node_req *r = node_find(n, w->request, LEG_RESERVE);
     if (!r) return false;
     r->session = session;
-    if (w->attempt < r->attempt) {
+    if (w->attempt < r->attempt && !MUTANT(13)) {
         kvf_nmsg *m = node_msg(n, session, KVF_N_STALE);
         if (m) {
             m->request = w->request;
@@ -242,7 +242,8 @@ static bool known_reserve(kvf_node *n, uint32_t session, const kvf_work *w) {
         return true;
     }
     /* With more tokens than before the last landed page is no longer final: start over. */
-    if (r->state == REQ_GRANTED && w->tokens_count == r->tokens_count && w->ship_min <= r->tokens_count - r->cached) {
+    if (r->state == REQ_GRANTED && (w->tokens_count == r->tokens_count || MUTANT(14)) &&
+        w->ship_min <= r->tokens_count - r->cached) {
         next_attempt_of_granted(n, r, w);
         return true;
     }

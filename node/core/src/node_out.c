@@ -31,7 +31,7 @@ static void flush_session(kvf_node *n, uint32_t session);
 
 /* What is said about a request comes after the tokens it has made. */
 kvf_nmsg *node_msg_req(kvf_node *n, const node_req *r, kvf_n_kind kind) {
-    flush_session(n, r->session);
+    if (!MUTANT(6)) flush_session(n, r->session);
     kvf_nmsg *m = node_msg(n, r->session, kind);
     if (m) {
         m->request = r->id;
@@ -178,11 +178,13 @@ void node_flush_tokens(kvf_node *n) {
     for (uint32_t i = 0; i < n->config.sessions_max; i++) flush_session(n, i);
 }
 
-void node_resend_tokens(kvf_node *n, uint32_t session) { n->sessions[session].out_sent = 0; }
+void node_resend_tokens(kvf_node *n, uint32_t session) {
+    if (!MUTANT(4)) n->sessions[session].out_sent = 0;
+}
 
 void node_ack_tokens(kvf_node *n, uint32_t session, uint64_t number) {
     node_session *s = &n->sessions[session];
-    while (s->out_sent > 0 && out_at(n, session, 0)->batch <= number) {
+    while (s->out_sent > 0 && out_at(n, session, 0)->batch <= number + (MUTANT(5) ? 1u : 0u)) {
         s->out_head = (s->out_head + 1) % n->config.outbox_max;
         s->out_count--;
         s->out_sent--;

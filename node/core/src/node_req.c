@@ -43,7 +43,7 @@ static kvf_hash128 root_of(const kvf_node *n, const kvf_work *w) {
     kvf_put_le64(salt, w->salt.lo);
     kvf_put_le64(salt + 8, w->salt.hi);
     return kvf_kv_root((kvf_span){id->weights_hash, sizeof id->weights_hash},
-        (kvf_span){id->numerics, strlen(id->numerics)}, (kvf_span){salt, salted ? sizeof salt : 0});
+        (kvf_span){id->numerics, strlen(id->numerics)}, (kvf_span){salt, salted && !MUTANT(18) ? sizeof salt : 0});
 }
 
 node_req *node_req_new(kvf_node *n, uint32_t session, const kvf_work *w, req_leg leg) {
@@ -115,12 +115,12 @@ void node_release(kvf_node *n, node_req *r) {
         r->grant = 0;
     }
     if (r->tx_active && !r->ending) kvf_tx_cancel(n->tx, n->now, r->tx, KVF_ERR_CANCELLED);
-    if (r->booked) {
+    if (r->booked && !MUTANT(9)) {
         kvf_kv_unbook(n->kv, r->booked);
         r->booked = 0;
     }
     /* The running step reads and writes these pages, and sends of the hand-off still need the blocks: finish there. */
-    if (node_in_step(n, r) || r->tx_active) {
+    if ((node_in_step(n, r) && !MUTANT(2)) || (r->tx_active && !MUTANT(3))) {
         r->ending = true;
         return;
     }

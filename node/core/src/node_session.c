@@ -89,7 +89,7 @@ static void on_hello(kvf_node *n, uint32_t session, const kvf_rmsg *m) {
     s->snapshot_due = m->hello.events_seen >= events_next;
     for (uint32_t i = 0; i < n->config.requests_max; i++) {
         node_req *r = &n->reqs[i];
-        if (r->state == REQ_FREE || r->ending || r->session != session || listed(m, r)) continue;
+        if (r->state == REQ_FREE || r->ending || r->session != session || listed(m, r) || MUTANT(1)) continue;
         node_drop_tokens(n, session, r->id);
         node_release(n, r);
     }
@@ -118,7 +118,7 @@ static void on_cancel(kvf_node *n, const kvf_rmsg *m) {
     for (uint32_t i = 0; i < n->config.requests_max; i++) {
         node_req *r = &n->reqs[i];
         if (r->state == REQ_FREE || r->ending || !kvf_request_id_equal(r->id, m->cancel.request)) continue;
-        if (attempt != 0 && r->attempt > attempt) continue;
+        if (attempt != 0 && r->attempt > attempt && !MUTANT(16)) continue;
         if (!m->cancel.finished) n->stats.cancels++;
         node_release(n, r);
     }
@@ -270,7 +270,7 @@ static void sweep_request(kvf_node *n, node_req *r) {
 static void renew_grants(kvf_node *n) {
     for (uint32_t i = 0; i < n->config.requests_max; i++) {
         const node_req *r = &n->reqs[i];
-        if (r->state == REQ_GRANTED && n->sessions[r->session].up) kvf_rx_renew(n->rx, n->now, r->grant);
+        if (r->state == REQ_GRANTED && n->sessions[r->session].up && !MUTANT(12)) kvf_rx_renew(n->rx, n->now, r->grant);
     }
 }
 
@@ -281,7 +281,7 @@ void kvf_node_on_time(kvf_node *n, kvf_time_ns now) {
     kvf_tx_on_time(n->tx, now);
     for (uint32_t i = 0; i < n->config.sessions_max; i++) {
         node_session *s = &n->sessions[i];
-        if (!s->used || s->up || now - s->down_since < n->config.router_grace_ns) continue;
+        if (!s->used || s->up || now - s->down_since < n->config.router_grace_ns || MUTANT(15)) continue;
         drop_session(n, i);
         s->used = false;
     }

@@ -99,7 +99,7 @@ void node_on_rx(kvf_node *n, const kvf_rx_act *a) {
     }
     r->grant = 0;
     r->booked -= a->blocks_spent;
-    if (a->reason == KVF_ERR_CANCELLED) {
+    if (a->reason == KVF_ERR_CANCELLED && !MUTANT(17)) {
         /* The sender gave it up and has told the router why (a request that is over at its first token, a failure):
          * saying Failed here could overtake that token on its own connection. */
         node_release(n, r);
@@ -174,9 +174,10 @@ void node_tell_layers(kvf_node *n) {
         if (r->leg != LEG_PREFILL || !r->tx_active || r->ending) continue;
         uint32_t end = run->position + run->count;
         uint32_t first = run->position / KVF_KV_BLOCK_TOKENS;
-        uint32_t last =
-            end == r->tokens_count ? (uint32_t)kvf_div_up(end, KVF_KV_BLOCK_TOKENS) : end / KVF_KV_BLOCK_TOKENS;
-        for (; r->ready_layers < n->step_layer; r->ready_layers++)
+        uint32_t last = end == r->tokens_count || MUTANT(10) ? (uint32_t)kvf_div_up(end, KVF_KV_BLOCK_TOKENS)
+                                                             : end / KVF_KV_BLOCK_TOKENS;
+        uint32_t done = MUTANT(11) && n->step_layer < n->config.layers ? n->step_layer + 1 : n->step_layer;
+        for (; r->ready_layers < done; r->ready_layers++)
             if (last > first) kvf_tx_pages_ready(n->tx, r->tx, first, last - first, r->ready_layers);
     }
 }

@@ -106,7 +106,7 @@ static void fill_work(kvf_router *r, rt_seq *s, kvf_work *w) {
         .attempt = l->attempt,
         .tokens = rt_seq_tokens(r, s),
         .tokens_count = q->prompt_count + l->outputs_base,
-        .prompt_count = q->prompt_count,
+        .prompt_count = q->prompt_count + (MUTANT(6) ? l->outputs_base : 0),
         .n = l->n,
         .choice_base = l->choice_base,
         .output_max = q->prompt_only ? 1 : q->output_max,

@@ -241,7 +241,8 @@ static void leave_decode(kvf_router *r, rt_seq *s, bool finished) {
     rt_leg *l = &s->l;
     if (l->decode == RT_NONE) return;
     if (l->old_attempt) rt_cancel_push(r, l->decode, l->id, l->old_attempt, finished);
-    if (l->decode_told && !decode_knows_end(r, s)) rt_cancel_push(r, l->decode, l->id, l->attempt, finished);
+    if (l->decode_told && !decode_knows_end(r, s) && !MUTANT(2))
+        rt_cancel_push(r, l->decode, l->id, l->attempt, finished);
     rt_node *n = &r->nodes[l->decode];
     if (l->state != RT_LEG_RESERVING) { /* what it held is free now */
         n->full = false;
@@ -294,7 +295,7 @@ static void split(kvf_router *r, rt_seq *s, kvf_time_ns until_ns) {
             .in_sends = c->l.in_sends,
             .sends_next = c->l.sends_next,
             .n = 1,
-            .choice_base = c->choice,
+            .choice_base = MUTANT(7) ? 0 : c->choice,
             .failures = from.failures,
             .handbacks = from.handbacks,
             .retry = true,
@@ -318,7 +319,7 @@ static void count_failure(kvf_router *r, rt_seq *s, const rt_failure *why) {
     rt_leg *l = &s->l;
     rt_request *q = rt_request_at(r, s);
     if (l->progress) l->handbacks = 0;
-    if (why->handback) {
+    if (why->handback && !MUTANT(12)) {
         r->counters.preempted++;
         if (!l->progress) l->handbacks++;
     } else if (why->counted && !l->progress) {
@@ -368,7 +369,7 @@ void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
             r->counters.fallback_local++;
         }
         rt_leg_reserve(r, s, l->decode, ship_min);
-        l->old_attempt = old;
+        l->old_attempt = MUTANT(13) ? 0 : old;
         return;
     }
     kvf_time_ns until = why->counted && !why->handback && l->failures ? rt_after(r->now, backoff(r, l->failures)) : 0;

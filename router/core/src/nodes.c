@@ -61,9 +61,9 @@ static void lose_node(kvf_router *r, uint32_t node, bool told, const char *text)
     n->lost = true;
     n->full = false;
     n->closed_until_ns = 0;
-    legs_lost(r, node, told, text);
-    KVF_ASSERT(n->reserving == 0 && n->queued == 0 && n->decoding == 0);
-    forget_blocks(r, node);
+    if (!MUTANT(4)) legs_lost(r, node, told, text);
+    KVF_ASSERT(MUTANT(4) || (n->reserving == 0 && n->queued == 0 && n->decoding == 0));
+    if (!MUTANT(9)) forget_blocks(r, node);
     r->pump_due = true;
 }
 
@@ -176,7 +176,7 @@ uint32_t rt_hello_live(kvf_router *r, uint32_t node) {
         /* Inside the prompt: logprobs from there on are missing, and all tokens. */
         if (q->prompt_logprobs && s->choice == 0 && q->prompt_logprobs_next < q->prompt_count)
             live.next_position = q->prompt_logprobs_next;
-        if (l->decode == node && l->old_attempt) {
+        if (l->decode == node && l->old_attempt && !MUTANT(10)) {
             live.attempt = l->old_attempt;
             r->live[count++] = live;
         }
@@ -278,10 +278,11 @@ static void resend(kvf_router *r, uint32_t node) {
         rt_seq *s = &r->seqs[i];
         if (s->request == RT_NONE) continue;
         rt_leg *l = &s->l;
-        if (l->decode == node && (l->state == RT_LEG_RESERVING || l->state == RT_LEG_QUEUED)) l->reserve_due = true;
+        if (l->decode == node && (l->state == RT_LEG_RESERVING || l->state == RT_LEG_QUEUED))
+            l->reserve_due = !MUTANT(15);
         if (l->prefill == node && l->state == RT_LEG_PREFILLING && !l->shipped) l->prefill_due = true;
         if (l->reserve_due || l->prefill_due) rt_leg_send(r, s);
-        if (l->decode == node) rt_leg_verify(r, s);
+        if (l->decode == node && !MUTANT(14)) rt_leg_verify(r, s);
     }
 }
 
@@ -306,7 +307,7 @@ void rt_node_on_welcome(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
     }
     n->bad = false;
     if (!check_node(r, node, info)) return;
-    if (is_retired(n, info->epoch)) {
+    if (is_retired(n, info->epoch) && !MUTANT(5)) {
         supersede(r, node, "an older process of this node");
         return;
     }
@@ -371,7 +372,7 @@ void rt_node_on_events(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
         const kvf_block_event *e = &msg->events.events[i];
         if (e->stored)
             rt_directory_add(&r->directory, node, e->name);
-        else
+        else if (!MUTANT(8))
             rt_directory_remove(&r->directory, node, e->name);
         n->events_next = first + i + 1;
     }

@@ -14,7 +14,8 @@ static void late(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
     bool holds = msg->kind == KVF_N_GRANTED || msg->kind == KVF_N_LOCAL || msg->kind == KVF_N_QUEUED ||
                  msg->kind == KVF_N_STARTED;
     /* Should they pile up, the Hello of the next session or the lease of this one does the same. */
-    if (holds && r->cancels_count <= r->cancels_mask / 2) rt_cancel_push(r, node, msg->request, msg->attempt, true);
+    if (holds && !MUTANT(18) && r->cancels_count <= r->cancels_mask / 2)
+        rt_cancel_push(r, node, msg->request, msg->attempt, true);
 }
 
 static bool grant_sane(const kvf_router *r, const rt_seq *s, const kvf_nmsg *msg) {
@@ -198,7 +199,7 @@ static void on_already_started(kvf_router *r, rt_seq *s, const kvf_nmsg *msg) {
     l->old_attempt = msg->already_started.attempt;
     const rt_request *q = rt_request_at(r, s);
     const rt_seq *first = rt_seq_choice(r, q, l->choice_base);
-    if (!first->ended && msg->already_started.position > q->prompt_count + first->output_count) {
+    if (!first->ended && !MUTANT(11) && msg->already_started.position > q->prompt_count + first->output_count) {
         /* Its tokens came while it was not followed, and are gone: begin again from what we have. */
         rt_leg_failed(r, s,
             &(rt_failure){.blame = RT_NONE, .reason = KVF_ERR_STALE, .stage = "decode", .text = "tokens were lost"});
@@ -359,7 +360,7 @@ void rt_on_reply(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
     rt_leg *l = &s->l;
     if (l->old_attempt && msg->attempt == l->old_attempt && node == l->decode)
         on_old_attempt(r, s, node, msg);
-    else if (msg->attempt == l->attempt)
+    else if (msg->attempt == l->attempt || MUTANT(1))
         dispatch(r, s, node, msg);
     else if (msg->kind == KVF_N_ALREADY_STARTED && msg->already_started.attempt == l->attempt)
         return; /* followed already, by its tokens */

@@ -30,6 +30,18 @@
 #include "directory.h"
 #include "heap.h"
 
+/* Planted faults for the simulator (0 in every product build): 1 words about another attempt believed; 2 the decode
+ * node that is left gets no Cancel; 3 a token said again is given again; 4 legs of a lost node wait on; 5 a retired
+ * process taken back; 6 a retry's prompt grows by what was accepted; 7 a split choice starts as the first; 8 names
+ * removed stay in the directory; 9 so do those of a lost node; 10 Hello forgets the attempt before; 11 lost tokens of a
+ * running attempt waited for; 12 a hand-back counts as a failure; 13 the attempt before forgotten at the same node; 14
+ * silence after a reconnect not asked about; 15 an unanswered Reserve not sent again; 16 new tokens no progress; 17 one
+ * batch too many acknowledged; 18 a late grant gets no Cancel. */
+#ifndef KVF_MUTANT
+#define KVF_MUTANT 0
+#endif
+#define MUTANT(n) (KVF_MUTANT == (n))
+
 #define RT_NONE UINT32_MAX
 #define RT_RETIRED_MAX 8
 #define RT_ADMIN_MAX 256

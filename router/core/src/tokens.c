@@ -35,7 +35,7 @@ static rt_seq *leg_of(kvf_router *r, uint32_t node, kvf_request_id part, uint32_
 static void note_progress(kvf_router *r, rt_seq *leg, rt_request *q, uint32_t node) {
     rt_leg *l = &leg->l;
     const rt_node *n = &r->nodes[node];
-    l->progress = true;
+    l->progress = !MUTANT(16);
     l->model = n->model;
     l->numerics = n->numerics;
     r->counters.tokens++;
@@ -121,7 +121,7 @@ static bool token_item(kvf_router *r, const kvf_token_item *item, kvf_router_act
         return false;
     }
     prefill_done(r, leg);
-    if (item->position < next) {
+    if (item->position < next && !MUTANT(3)) {
         r->counters.repeated++;
         bool ours = item->position >= q->prompt_count;
         if (ours && rt_seq_tokens(r, s)[item->position] != item->token) r->counters.divergent++;
