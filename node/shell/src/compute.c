@@ -124,10 +124,13 @@ static void run_step(compute *c) {
 /* What tests do to a step; nothing without hooks. */
 static void apply_hooks(const compute *c) {
     const hooks *h = &c->o.hooks;
-    for (uint32_t i = 0; i < c->step.runs_count; i++)
-        if (hooks_poisonous(h, c->step.runs[i].tokens + c->step.runs[i].position, c->step.runs[i].count)) abort();
     hooks_hang(h->hang_engine);
     if (h->step_ms) usleep((useconds_t)(h->step_ms * 1000));
+    for (uint32_t i = 0; h->poisoned && i < c->step.runs_count; i++) {
+        const kvf_step_run *r = &c->step.runs[i];
+        uint32_t left = r->prompt_count > r->position ? r->prompt_count - r->position : 0;
+        if (hooks_poisonous(h, r->tokens + r->position, KVF_MIN(r->count, left))) abort();
+    }
 }
 
 static void *engine_thread(void *self) {

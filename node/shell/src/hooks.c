@@ -1,9 +1,9 @@
 /* Hooks for end-to-end tests, off unless the environment has KVFERRY_TEST_HOOKS: words with a space between them.
  *
- *   poison=ID          the process aborts when its engine is given this token: a request that kills whoever computes it
- *   step_ms=N          an engine step takes so much longer: moments inside of a request become wide enough to hit
- *   hang_core=FILE     the core thread hangs while this file exists
- *   hang_engine=FILE   the engine thread hangs, in a step, while this file exists */
+ *   poison=ID          the process aborts when its engine computes this token of a prompt, in the step's end: a request
+ * that kills step_ms=N          an engine step takes so much longer: moments inside of a request become wide enough to
+ * hit hang_core=FILE     the core thread hangs while this file exists hang_engine=FILE   the engine thread hangs, in a
+ * step, while this file exists */
 #include "hooks.h"
 #include "kvf/log.h"
 #include <stdio.h>
