@@ -39,7 +39,7 @@ typedef struct {
     pid_t pid;
     char log[64]; /* stderr goes here */
     char out[2048]; /* stdout up to its ready line, or all of it where none came */
-    char grpc[128], admin[128]; /* of the ready line; empty where it names none */
+    char grpc[128], admin[128], control[128]; /* of the ready line; empty where it names none */
     bool ready;
 } e2e_process;
 
@@ -56,6 +56,7 @@ typedef struct {
     e2e_process serve;
     kvf_rpc_runtime *rt;
     kvf_rpc_channel *client, *admin;
+    const kvf_rpc_credentials *credentials; /* of both channels; borrowed; NULL: plain */
 } e2e_cluster;
 
 /* `serve --model MODEL --listen 127.0.0.1:0` and more arguments (NULL at the end; NULL: none). */

@@ -11,7 +11,7 @@
 
 static kvf_rpc_channel *connect_to(e2e_cluster *c, const char *address) {
     kvf_rpc_channel *channel = NULL;
-    kvf_rpc_channel_opts o = {.address = address};
+    kvf_rpc_channel_opts o = {.address = address, .credentials = c->credentials};
     assert_int_equal(kvf_rpc_channel_create(c->rt, &o, &channel), KVF_OK);
     return channel;
 }

@@ -157,6 +157,7 @@ static void parse(e2e_process *p) {
     p->ready = true;
     word(line, " grpc=", p->grpc, sizeof p->grpc);
     word(line, " admin=", p->admin, sizeof p->admin);
+    word(line, " control=", p->control, sizeof p->control);
 }
 
 void e2e_spawn(e2e_process *p, const char *const *argv) { e2e_spawn_env(p, argv, NULL); }

@@ -23,6 +23,7 @@ typedef struct {
     char id[8];
     bool prefill;
     char socket[96], control[112]; /* its path, and as an option */
+    char address[128]; /* where routers find it */
     e2e_process process;
     e2e_wire *wire; /* NULL: routers connect to the node itself */
     const char *env; /* of its next start; NULL: none */
@@ -35,6 +36,10 @@ typedef struct {
     const char *node_args[E2E_PART_ARGS_MAX], *router_args[E2E_PART_ARGS_MAX];
     const char *node_env; /* of all nodes that have none of their own */
     bool wires;
+    /* Folder of NAME.pem and NAME.key for every process and of ca.pem: control is TCP under TLS then, not Unix sockets,
+     * and routers are asked with `credentials`. NULL: plain. */
+    const char *certs;
+    const kvf_rpc_credentials *credentials;
     e2e_part node[E2E_NODES_MAX]; /* prefill nodes first: p0, p1, ..., d0, d1, ... */
     size_t prefill, nodes, routers;
     e2e_cluster router[E2E_ROUTERS_MAX]; /* .serve is the router */
