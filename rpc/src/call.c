@@ -45,10 +45,25 @@ static void free_grpc_parts(kvf_rpc_call *call) {
     if (call->received) grpc_byte_buffer_destroy(call->received);
 }
 
+/* A method without a posted call would keep its callers waiting for good. */
+static void post_owed(kvf_rpc_server *server, rpc_loop *loop) {
+    for (size_t i = 0; i < server->method_count; i++) {
+        rpc_method *method = &server->methods[i];
+        uint32_t owed = atomic_load(&method->owed);
+        while (owed > 0)
+            if (atomic_compare_exchange_weak(&method->owed, &owed, owed - 1)) {
+                if (rpc_call_post(server, method, loop)) continue;
+                atomic_fetch_add(&method->owed, 1);
+                return;
+            }
+    }
+}
+
 static void finish(rpc_flow *flow) {
     kvf_rpc_call *call = RPC_OUTER(flow, kvf_rpc_call, flow);
     bool was_running = !call->method->builtin;
     free_grpc_parts(call);
+    post_owed(call->server, flow->loop);
     rpc_server_object_gone(call->server, was_running);
     if (call->kind == KVF_RPC_BIDI) kvf_rpc_call_unref(call);
     call_put(call);
@@ -86,6 +101,14 @@ static void half_closed(kvf_rpc_call *call) {
         kvf_rpc_stream_end(call);
 }
 
+/* Memory that we lack is not the caller's mistake. */
+static void fail_unread(kvf_rpc_call *call) {
+    if (call->arena.no_memory)
+        kvf_rpc_fail(call, KVF_RPC_RESOURCE_EXHAUSTED, NULL, "no memory for the message");
+    else
+        kvf_rpc_fail(call, KVF_RPC_INVALID_ARGUMENT, NULL, "cannot parse the message as %s", call->input->name);
+}
+
 static void on_recv(rpc_tag *tag, bool ok) {
     kvf_rpc_call *call = RPC_OUTER(tag, kvf_rpc_call, recv_tag);
     grpc_byte_buffer *bytes = call->received;
@@ -97,7 +120,7 @@ static void on_recv(rpc_tag *tag, bool ok) {
     }
     ProtobufCMessage *message = rpc_unpack(&call->arena, call->input, bytes);
     if (!message) {
-        kvf_rpc_fail(call, KVF_RPC_INVALID_ARGUMENT, NULL, "cannot parse the message as %s", call->input->name);
+        fail_unread(call);
         rpc_arena_clear(&call->arena);
         goto out;
     }
@@ -113,7 +136,7 @@ out:
 
 static char *copy_slice(grpc_slice slice) {
     char *text = malloc(GRPC_SLICE_LENGTH(slice) + 1);
-    KVF_ASSERT(text);
+    if (!text) return NULL;
     memcpy(text, GRPC_SLICE_START_PTR(slice), GRPC_SLICE_LENGTH(slice));
     text[GRPC_SLICE_LENGTH(slice)] = 0;
     return text;
@@ -131,6 +154,10 @@ static void arm_close(kvf_rpc_call *call) {
 
 static void dispatch(kvf_rpc_call *call) {
     rpc_method *method = call->method;
+    if (!call->path) {
+        kvf_rpc_fail(call, KVF_RPC_RESOURCE_EXHAUSTED, NULL, "no memory for the call");
+        return;
+    }
     if (!method->registered) {
         rpc_text_clean(call->path);
         kvf_rpc_fail(call, KVF_RPC_UNIMPLEMENTED, NULL, "unknown method %.200s", call->path);
@@ -154,7 +181,7 @@ static void dispatch(kvf_rpc_call *call) {
     if (call->request)
         method->handler(method->self, call, call->request);
     else if (came)
-        kvf_rpc_fail(call, KVF_RPC_INVALID_ARGUMENT, NULL, "cannot parse the message as %s", call->input->name);
+        fail_unread(call);
     else
         kvf_rpc_fail(call, KVF_RPC_INVALID_ARGUMENT, NULL, "the request message is missing");
 }
@@ -169,14 +196,13 @@ static void on_new(rpc_tag *tag, bool ok) {
         rpc_server_object_gone(server, false);
         return;
     }
-    rpc_call_post(server, call->method, call->flow.loop);
+    if (!rpc_call_post(server, call->method, call->flow.loop)) atomic_fetch_add(&call->method->owed, 1);
     if (call->has_details) {
         call->path = copy_slice(call->details.method);
         call->deadline = call->details.deadline;
     } else {
         call->path = strdup(call->method->path);
     }
-    KVF_ASSERT(call->path);
     if (!call->method->builtin) {
         pthread_mutex_lock(&server->lock);
         server->running++;
@@ -190,9 +216,9 @@ static void on_new(rpc_tag *tag, bool ok) {
     rpc_flow_done(&call->flow);
 }
 
-void rpc_call_post(kvf_rpc_server *server, rpc_method *method, rpc_loop *loop) {
+bool rpc_call_post(kvf_rpc_server *server, rpc_method *method, rpc_loop *loop) {
     kvf_rpc_call *call = calloc(1, sizeof *call);
-    KVF_ASSERT(call);
+    if (!call) return false;
     rpc_flow_init(&call->flow, &flow_ops, loop, server->stream_buffer_bytes_max);
     call->flow.outstanding = 1; /* new_tag */
     atomic_init(&call->refs, 1);
@@ -225,6 +251,7 @@ void rpc_call_post(kvf_rpc_server *server, rpc_method *method, rpc_loop *loop) {
             server->grpc, &call->flow.grpc, &call->details, &call->metadata, loop->cq, loop->cq, &call->new_tag);
     }
     KVF_ASSERT(error == GRPC_CALL_OK);
+    return true;
 }
 
 /* ---- For the application
@@ -253,15 +280,16 @@ kvf_status kvf_rpc_reply(kvf_rpc_call *call, const ProtobufCMessage *message) {
     grpc_byte_buffer *bytes = rpc_pack(message);
     pthread_mutex_lock(&call->flow.lock);
     bool gone = call->flow.ended || call->flow.closed;
-    if (!gone) {
-        rpc_flow_append(&call->flow, bytes);
+    kvf_status status = gone ? KVF_ERR_GONE : rpc_flow_append(&call->flow, bytes);
+    if (status == KVF_OK) {
         bytes = NULL;
         call->flow.ended = true;
         rpc_flow_kick(&call->flow);
     }
     pthread_mutex_unlock(&call->flow.lock);
     if (bytes) grpc_byte_buffer_destroy(bytes);
-    return gone ? KVF_ERR_GONE : KVF_OK;
+    if (status == KVF_ERR_NO_MEMORY) kvf_rpc_fail(call, KVF_RPC_RESOURCE_EXHAUSTED, NULL, "no memory for the answer");
+    return status;
 }
 
 kvf_status kvf_rpc_fail(kvf_rpc_call *call, kvf_rpc_code code, const kvf_rpc_details *details, const char *fmt, ...) {

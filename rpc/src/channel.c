@@ -57,7 +57,7 @@ struct kvf_rpc_reader {
     grpc_byte_buffer *sent, *received;
     grpc_status_code code;
     grpc_slice text;
-    bool over;
+    bool over, unread; /* unread: a message could not be parsed, or found no memory */
     kvf_rpc_result result;
     char start_tag, status_tag, recv_tag; /* their addresses are the tags */
 };
@@ -112,11 +112,17 @@ kvf_status kvf_rpc_reader_open(kvf_rpc_channel *channel, const ProtobufCServiceD
     return KVF_OK;
 }
 
+static const char unread_text[] = "the peer sent a message that cannot be parsed";
+
 static void end_of_stream(kvf_rpc_reader *reader) {
     wait_for(reader, &reader->status_tag);
     wait_for(reader, &reader->start_tag);
     rpc_result_fill(&reader->result, reader->code, reader->text, &reader->trailers);
     grpc_slice_unref(reader->text);
+    if (reader->unread && reader->result.code == KVF_RPC_OK) { /* the peer's end was here before our cancel */
+        reader->result.code = KVF_RPC_INTERNAL;
+        strcpy(reader->result.message, unread_text);
+    }
     reader->over = true;
 }
 
@@ -140,8 +146,8 @@ kvf_status kvf_rpc_reader_next(kvf_rpc_reader *reader, ProtobufCMessage **messag
             *message = got;
             return KVF_OK;
         }
-        grpc_call_cancel_with_status(
-            reader->grpc, GRPC_STATUS_INTERNAL, "the peer sent a message that cannot be parsed", NULL);
+        reader->unread = true;
+        grpc_call_cancel_with_status(reader->grpc, GRPC_STATUS_INTERNAL, unread_text, NULL);
     }
     return KVF_ERR_GONE;
 }

@@ -121,9 +121,9 @@ void rpc_flow_kick(rpc_flow *flow) {
     rpc_flow_start(flow, NULL, 0, &flow->wake_tag);
 }
 
-void rpc_flow_append(rpc_flow *flow, grpc_byte_buffer *bytes) {
+kvf_status rpc_flow_append(rpc_flow *flow, grpc_byte_buffer *bytes) {
     rpc_out *out = malloc(sizeof *out);
-    KVF_ASSERT(out);
+    if (!out) return KVF_ERR_NO_MEMORY;
     out->next = NULL;
     out->bytes = bytes;
     out->len_bytes = grpc_byte_buffer_length(bytes);
@@ -133,6 +133,7 @@ void rpc_flow_append(rpc_flow *flow, grpc_byte_buffer *bytes) {
         flow->head = out;
     flow->tail = out;
     flow->queued_bytes += out->len_bytes;
+    return KVF_OK;
 }
 
 kvf_status rpc_flow_push(rpc_flow *flow, grpc_byte_buffer *bytes, bool bounded) {
@@ -146,9 +147,11 @@ kvf_status rpc_flow_push(rpc_flow *flow, grpc_byte_buffer *bytes, bool bounded) 
         flow->refused = true;
         status = KVF_AGAIN;
     } else {
-        rpc_flow_append(flow, bytes);
-        bytes = NULL;
-        rpc_flow_kick(flow);
+        status = rpc_flow_append(flow, bytes);
+        if (status == KVF_OK) {
+            bytes = NULL;
+            rpc_flow_kick(flow);
+        }
     }
     pthread_mutex_unlock(&flow->lock);
     if (bytes) grpc_byte_buffer_destroy(bytes);

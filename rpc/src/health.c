@@ -19,17 +19,18 @@ static rpc_health_entry *find(kvf_rpc_server *server, const char *service) {
     return NULL;
 }
 
-static void put(kvf_rpc_server *server, const char *service, kvf_rpc_health health) {
+static kvf_status put(kvf_rpc_server *server, const char *service, kvf_rpc_health health) {
     rpc_health_entry *entry = find(server, service);
     if (!entry) {
         size_t name_bytes = strlen(service) + 1;
         entry = malloc(sizeof *entry + name_bytes);
-        KVF_ASSERT(entry);
+        if (!entry) return KVF_ERR_NO_MEMORY;
         memcpy(entry->name, service, name_bytes);
         entry->next = server->health;
         server->health = entry;
     }
     entry->health = health;
+    return KVF_OK;
 }
 
 /* ---- Watchers
@@ -53,13 +54,14 @@ static void tell(rpc_watcher *watcher, int status) { /* under builtin_lock */
 bool rpc_watcher_add(
     kvf_rpc_server *server, kvf_rpc_call *call, const kvf_rpc_call_ops *ops, const char *service, rpc_watcher **out) {
     rpc_watcher *watcher = calloc(1, sizeof *watcher);
-    KVF_ASSERT(watcher);
+    if (watcher && service) watcher->service = strdup(service);
+    if (!watcher || (service && !watcher->service)) {
+        free(watcher);
+        kvf_rpc_fail(call, KVF_RPC_RESOURCE_EXHAUSTED, NULL, "no memory to watch");
+        return false;
+    }
     watcher->server = server;
     watcher->call = call;
-    if (service) {
-        watcher->service = strdup(service);
-        KVF_ASSERT(watcher->service);
-    }
     kvf_rpc_call_bind(call, ops, watcher);
     *out = watcher;
     pthread_mutex_lock(&server->builtin_lock);
@@ -143,19 +145,21 @@ static void watch(void *self, kvf_rpc_call *call, const ProtobufCMessage *messag
     rpc_watcher_add(self, call, &watch_ops, request->service, &watcher);
 }
 
-void kvf_rpc_health_set(kvf_rpc_server *server, const char *service, kvf_rpc_health health) {
+kvf_status kvf_rpc_health_set(kvf_rpc_server *server, const char *service, kvf_rpc_health health) {
+    kvf_status status = KVF_OK;
     pthread_mutex_lock(&server->builtin_lock);
     if (!server->draining) {
-        put(server, service, health);
+        status = put(server, service, health);
         for (rpc_watcher *watcher = server->watchers; watcher; watcher = watcher->next)
             if (watcher->service && strcmp(watcher->service, service) == 0) tell(watcher, (int)health);
     }
     pthread_mutex_unlock(&server->builtin_lock);
+    return status;
 }
 
-void rpc_health_init(kvf_rpc_server *server) {
-    put(server, "", KVF_RPC_HEALTH_NOT_SERVING);
-    for (size_t i = 0; i < server->method_count; i++) {
+kvf_status rpc_health_init(kvf_rpc_server *server) {
+    kvf_status status = put(server, "", KVF_RPC_HEALTH_NOT_SERVING);
+    for (size_t i = 0; i < server->method_count && status == KVF_OK; i++) {
         const rpc_method *method = &server->methods[i];
         if (method->builtin || !method->path) continue;
         char name[256];
@@ -163,8 +167,9 @@ void rpc_health_init(kvf_rpc_server *server) {
         if (len >= sizeof name) continue;
         memcpy(name, method->path + 1, len);
         name[len] = 0;
-        put(server, name, KVF_RPC_HEALTH_NOT_SERVING);
+        status = put(server, name, KVF_RPC_HEALTH_NOT_SERVING);
     }
+    return status;
 }
 
 void rpc_health_fini(kvf_rpc_server *server) {
@@ -199,7 +204,6 @@ size_t rpc_builtin_methods(kvf_rpc_server *server, rpc_method *out) {
             .handler = table[i].handler,
             .self = server,
             .builtin = true};
-        KVF_ASSERT(out[i].path);
     }
     return KVF_COUNT_OF(table);
 }

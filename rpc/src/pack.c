@@ -25,7 +25,10 @@ static void *arena_alloc(void *self, size_t size_bytes) {
         size_t grown = arena->chunks ? arena->chunks->size_bytes * 2 : ARENA_CHUNK_MIN;
         size_t size = KVF_MAX(need + chunk_head(), KVF_MIN(grown, (size_t)ARENA_CHUNK_MAX));
         rpc_chunk *chunk = malloc(size);
-        if (!chunk) return NULL;
+        if (!chunk) {
+            arena->no_memory = true;
+            return NULL;
+        }
         chunk->next = arena->chunks;
         chunk->size_bytes = size;
         arena->chunks = chunk;
@@ -57,6 +60,7 @@ void rpc_arena_clear(rpc_arena *arena) {
         arena->chunks = next;
     }
     arena->at = arena->end = arena->total_bytes = 0;
+    arena->no_memory = false;
 }
 
 static ProtobufCMessage *unpack(

@@ -32,34 +32,38 @@ void rpc_index_destroy(rpc_index *index) {
     free(index);
 }
 
-static bool add_set(rpc_index *index, const Kvf__Descriptor__FileSet *set) {
+static kvf_status add_set(rpc_index *index, const Kvf__Descriptor__FileSet *set) {
     indexed_file *files = realloc(index->files, (index->file_count + set->n_file + 1) * sizeof *files);
-    KVF_ASSERT(files);
+    if (!files) return KVF_ERR_NO_MEMORY;
     index->files = files;
     for (size_t i = 0; i < set->n_file; i++) {
         Kvf__Descriptor__File *file = kvf__descriptor__file__unpack(NULL, set->file[i].len, set->file[i].data);
-        if (!file) return false;
+        if (!file) return KVF_ERR_INVALID;
         if (find_file(index, file->name) < index->file_count) { /* sets may overlap */
             kvf__descriptor__file__free_unpacked(file, NULL);
             continue;
         }
         files[index->file_count++] = (indexed_file){.file = file, .raw = set->file[i]};
     }
-    return true;
+    return KVF_OK;
 }
 
 kvf_status rpc_index_create(const kvf_rpc_server_opts *opts, rpc_index **out, kvf_error *err) {
     rpc_index *index = calloc(1, sizeof *index);
-    KVF_ASSERT(index);
-    index->sets = calloc(opts->descriptor_set_count + 1, sizeof *index->sets);
-    KVF_ASSERT(index->sets);
+    if (index) index->sets = calloc(opts->descriptor_set_count + 1, sizeof *index->sets);
+    if (!index || !index->sets) {
+        free(index);
+        return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory for the descriptor sets");
+    }
     for (size_t i = 0; i < opts->descriptor_set_count; i++) {
         kvf_span span = opts->descriptor_sets[i];
         Kvf__Descriptor__FileSet *set = kvf__descriptor__file_set__unpack(NULL, span.len_bytes, span.data);
         if (set) index->sets[index->set_count++] = set;
-        if (!set || !add_set(index, set)) {
+        kvf_status status = set ? add_set(index, set) : KVF_ERR_INVALID;
+        if (status != KVF_OK) {
             rpc_index_destroy(index);
-            return kvf_fail(err, KVF_ERR_INVALID, "descriptor set %zu is malformed", i);
+            return kvf_fail(err, status, "descriptor set %zu %s", i,
+                status == KVF_ERR_NO_MEMORY ? "finds no memory" : "is malformed");
         }
     }
     *out = index;
@@ -149,7 +153,10 @@ static void answer_file(kvf_rpc_call *call, response_message *response, const rp
     size_t *order = calloc(index->file_count, sizeof *order), count = 0;
     ProtobufCBinaryData *raw = calloc(index->file_count, sizeof *raw);
     bool *seen = calloc(index->file_count, sizeof *seen);
-    KVF_ASSERT(order && raw && seen);
+    if (!order || !raw || !seen) {
+        answer_error(call, response, KVF_RPC_RESOURCE_EXHAUSTED, "no memory for the answer");
+        goto out;
+    }
     order[count++] = at;
     seen[at] = true;
     for (size_t i = 0; i < count; i++) {
@@ -168,6 +175,7 @@ static void answer_file(kvf_rpc_call *call, response_message *response, const rp
         GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_FILE_DESCRIPTOR_RESPONSE;
     response->file_descriptor_response = &files;
     kvf_rpc_stream_push(call, &response->base);
+out:
     free(seen);
     free(raw);
     free(order);
@@ -178,13 +186,14 @@ static void answer_services(kvf_rpc_call *call, response_message *response, cons
     Grpc__Reflection__V1__ListServiceResponse list = GRPC__REFLECTION__V1__LIST_SERVICE_RESPONSE__INIT;
     Grpc__Reflection__V1__ServiceResponse *services = calloc(server->method_count, sizeof *services);
     Grpc__Reflection__V1__ServiceResponse **pointers = calloc(server->method_count, sizeof *pointers);
-    KVF_ASSERT(services && pointers);
-    for (size_t i = 0; i < server->method_count; i++) {
+    bool fine = services && pointers;
+    for (size_t i = 0; i < server->method_count && fine; i++) {
         const char *path = server->methods[i].path;
         if (!path) continue;
         char *name = strndup(path + 1, (size_t)(strrchr(path, '/') - path) - 1);
-        KVF_ASSERT(name);
         size_t k = 0;
+        fine = name != NULL;
+        if (!fine) break;
         while (k < list.n_service && strcmp(services[k].name, name) != 0) k++;
         if (k < list.n_service) {
             free(name);
@@ -199,7 +208,10 @@ static void answer_services(kvf_rpc_call *call, response_message *response, cons
     response->message_response_case =
         GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_LIST_SERVICES_RESPONSE;
     response->list_services_response = &list;
-    kvf_rpc_stream_push(call, &response->base);
+    if (fine)
+        kvf_rpc_stream_push(call, &response->base);
+    else
+        answer_error(call, response, KVF_RPC_RESOURCE_EXHAUSTED, "no memory for the answer");
     for (size_t i = 0; i < list.n_service; i++) free(services[i].name);
     free(pointers);
     free(services);

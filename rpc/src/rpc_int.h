@@ -68,6 +68,7 @@ typedef struct {
     rpc_chunk *chunks;
     size_t at, end; /* room in the newest chunk */
     size_t total_bytes, limit_bytes;
+    bool no_memory; /* the system refused, not the limit */
     ProtobufCAllocator allocator; /* allocator_data points back here: an arena never moves */
 } rpc_arena;
 void rpc_arena_init(rpc_arena *arena);
@@ -123,7 +124,7 @@ void rpc_flow_fini(rpc_flow *flow);
 void rpc_flow_start(rpc_flow *flow, const grpc_op *ops, size_t count, rpc_tag *tag); /* under lock */
 /* Takes bytes. bounded: apply the limit. Not under lock. */
 kvf_status rpc_flow_push(rpc_flow *flow, grpc_byte_buffer *bytes, bool bounded);
-void rpc_flow_append(rpc_flow *flow, grpc_byte_buffer *bytes); /* under lock; takes bytes */
+kvf_status rpc_flow_append(rpc_flow *flow, grpc_byte_buffer *bytes); /* under lock; takes bytes unless it fails */
 void rpc_flow_kick(rpc_flow *flow); /* under lock: have the loop send what there is */
 void rpc_flow_done(rpc_flow *flow); /* not under lock: one tag has been dealt with */
 void rpc_flow_drop(rpc_flow *flow); /* under lock: forgets what waits */
@@ -138,6 +139,7 @@ typedef struct {
     kvf_rpc_handler_fn handler;
     void *self;
     bool builtin;
+    atomic_uint owed; /* calls that could not be posted for lack of memory: posted when one ends or begins */
 } rpc_method;
 
 typedef struct rpc_health_entry rpc_health_entry;
@@ -197,12 +199,12 @@ struct kvf_rpc_call {
     grpc_metadata trailer;
     bool aborted;
 };
-void rpc_call_post(kvf_rpc_server *server, rpc_method *method, rpc_loop *loop);
+bool rpc_call_post(kvf_rpc_server *server, rpc_method *method, rpc_loop *loop); /* false: no memory */
 void rpc_server_object_gone(kvf_rpc_server *server, bool was_running); /* the last touch of server by a call */
 
 /* Health and reflection: methods that every server has. */
-size_t rpc_builtin_methods(kvf_rpc_server *server, rpc_method *out); /* out NULL: counts only */
-void rpc_health_init(kvf_rpc_server *server);
+size_t rpc_builtin_methods(kvf_rpc_server *server, rpc_method *out); /* out NULL: counts only; a path NULL: no memory */
+kvf_status rpc_health_init(kvf_rpc_server *server);
 void rpc_health_fini(kvf_rpc_server *server);
 kvf_status rpc_index_create(const kvf_rpc_server_opts *opts, rpc_index **out, kvf_error *err);
 void rpc_index_destroy(rpc_index *index);
@@ -216,7 +218,7 @@ struct rpc_watcher {
     char *service; /* NULL: reflection */
     int last; /* status last sent */
 };
-/* False: draining, and the call has been failed. */
+/* False: draining or no memory, and the call has been failed. */
 bool rpc_watcher_add(
     kvf_rpc_server *server, kvf_rpc_call *call, const kvf_rpc_call_ops *ops, const char *service, rpc_watcher **out);
 void rpc_watcher_cancelled(kvf_rpc_call *call, void *user);

@@ -40,7 +40,7 @@ static kvf_status make_methods(kvf_rpc_server *server, const kvf_rpc_server_opts
         rpc_method *method = &server->methods[server->method_count++];
         method->path = strdup(text);
         gpr_free(text);
-        KVF_ASSERT(method->path);
+        if (!method->path) return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory for the method table");
         method->kind = in->kind;
         method->input = found->input;
         method->handler = in->handler;
@@ -49,7 +49,10 @@ static kvf_status make_methods(kvf_rpc_server *server, const kvf_rpc_server_opts
             if (strcmp(server->methods[k].path, method->path) == 0)
                 return kvf_fail(err, KVF_ERR_INVALID, "method %s stands twice in the table", method->path);
     }
-    server->method_count += rpc_builtin_methods(server, server->methods + server->method_count);
+    rpc_method *own = server->methods + server->method_count;
+    server->method_count += rpc_builtin_methods(server, own);
+    for (size_t i = 0; i < builtins; i++)
+        if (!own[i].path) return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory for the method table");
     server->methods[server->method_count++].builtin = true; /* the catch-all: no path */
     return KVF_OK;
 }
@@ -72,11 +75,11 @@ static grpc_server *make_grpc_server(const kvf_rpc_server *server, const kvf_rpc
     return grpc_server_create(&list, NULL);
 }
 
-/* "host:0" becomes "host:port". */
+/* "host:0" becomes "host:port". NULL: no memory. */
 static char *real_address(const char *wanted, int port) {
     size_t size = strlen(wanted) + 16;
     char *out = malloc(size);
-    KVF_ASSERT(out);
+    if (!out) return NULL;
     const char *colon = strrchr(wanted, ':');
     if (strncmp(wanted, "unix", 4) == 0 || !colon)
         snprintf(out, size, "%s", wanted);
@@ -91,7 +94,7 @@ static kvf_status lock_unix_path(kvf_rpc_server *server, size_t index, const cha
     const char *path = address + sizeof scheme - 1;
     size_t size = strlen(path) + sizeof ".lock";
     char *lock_path = malloc(size);
-    KVF_ASSERT(lock_path);
+    if (!lock_path) return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory to listen on %s", address);
     snprintf(lock_path, size, "%s.lock", path);
     kvf_status status = rpc_unix_lock(lock_path, &server->lock_fds[index]);
     if (status == KVF_OK) {
@@ -109,7 +112,8 @@ static kvf_status listen_all(kvf_rpc_server *server, const kvf_rpc_server_opts *
     server->lock_fds = calloc(opts->listen_count, sizeof *server->lock_fds);
     server->lock_paths = calloc(opts->listen_count, sizeof *server->lock_paths);
     server->tls = calloc(opts->listen_count, sizeof *server->tls);
-    KVF_ASSERT(server->addresses && server->ports && server->lock_fds && server->lock_paths && server->tls);
+    if (!server->addresses || !server->ports || !server->lock_fds || !server->lock_paths || !server->tls)
+        return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory to listen");
     for (size_t i = 0; i < opts->listen_count; i++) {
         const char *address = opts->listen[i];
         kvf_status status = lock_unix_path(server, i, address, err);
@@ -122,6 +126,7 @@ static kvf_status listen_all(kvf_rpc_server *server, const kvf_rpc_server_opts *
             return kvf_fail(err, KVF_ERR_BUSY, "cannot listen on %s: taken, or no address of this host", address);
         server->ports[i] = rpc_is_unix(address) ? 0 : port;
         server->addresses[i] = real_address(address, port);
+        if (!server->addresses[i]) return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory to listen on %s", address);
     }
     return KVF_OK;
 }
@@ -183,11 +188,12 @@ static kvf_status register_methods(kvf_rpc_server *server, kvf_error *err) {
     return KVF_OK;
 }
 
-static void post_all(kvf_rpc_server *server) {
+static bool post_all(kvf_rpc_server *server) {
     for (uint32_t l = 0; l < server->rt->loop_count; l++)
         for (size_t m = 0; m < server->method_count; m++)
             for (uint32_t k = 0; k < (server->methods[m].builtin ? 1 : server->posted_calls); k++)
-                rpc_call_post(server, &server->methods[m], &server->rt->loops[l]);
+                if (!rpc_call_post(server, &server->methods[m], &server->rt->loops[l])) return false;
+    return true;
 }
 
 kvf_status kvf_rpc_server_start(
@@ -208,7 +214,11 @@ kvf_status kvf_rpc_server_start(
     status = make_methods(server, opts, err);
     if (status == KVF_OK) status = rpc_index_create(opts, &server->index, err);
     if (status != KVF_OK) goto undo_server;
-    rpc_health_init(server);
+    status = rpc_health_init(server);
+    if (status != KVF_OK) {
+        kvf_fail(err, status, "no memory for the health service");
+        goto undo_server;
+    }
 
     grpc_completion_queue_attributes attributes = {
         .version = GRPC_CQ_CURRENT_VERSION, .cq_completion_type = GRPC_CQ_NEXT, .cq_polling_type = GRPC_CQ_NON_POLLING};
@@ -222,7 +232,11 @@ kvf_status kvf_rpc_server_start(
     if (status == KVF_OK) status = listen_all(server, opts, err);
     if (status != KVF_OK) goto undo_grpc;
     grpc_server_start(server->grpc);
-    post_all(server);
+    if (!post_all(server)) {
+        status = kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory for calls");
+        kvf_rpc_server_drain(server); /* a caller may be in already */
+        goto undo_grpc;
+    }
     *out = server;
     return KVF_OK;
 

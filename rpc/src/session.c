@@ -1,6 +1,7 @@
 /* Client calls with callbacks. A session is over when its status has come and the last message has been read:
  *   OPEN -> (status | end of messages, in any order) -> on_closed -> on_release. */
 #include "rpc_int.h"
+#include <stdio.h>
 #include <stdlib.h>
 
 struct kvf_rpc_session {
@@ -17,6 +18,7 @@ struct kvf_rpc_session {
     grpc_status_code code;
     grpc_slice text;
     bool has_status, read_all; /* loop only */
+    grpc_status_code lost; /* a message came and could not be read, why; OK: none. Loop only */
     rpc_arena arena;
 };
 
@@ -58,10 +60,19 @@ static void finish(rpc_flow *flow) {
 
 static const rpc_flow_ops flow_ops = {.end_ops = end_ops, .writable = writable, .finish = finish};
 
+static const char *unread_text(grpc_status_code why) {
+    return why == GRPC_STATUS_RESOURCE_EXHAUSTED ? "no memory for a message"
+                                                 : "the peer sent a message that cannot be parsed";
+}
+
 static void close_if_over(kvf_rpc_session *session) {
     if (!session->has_status || !session->read_all) return;
     kvf_rpc_result result;
     rpc_result_fill(&result, session->code, session->text, &session->trailers);
+    if (session->lost != GRPC_STATUS_OK && result.code == KVF_RPC_OK) { /* the peer's end was here before our cancel */
+        result.code = (kvf_rpc_code)session->lost;
+        snprintf(result.message, sizeof result.message, "%s", unread_text(session->lost));
+    }
     pthread_mutex_lock(&session->flow.lock);
     rpc_flow_close(&session->flow);
     pthread_mutex_unlock(&session->flow.lock);
@@ -99,12 +110,11 @@ static void on_recv(rpc_tag *tag, bool ok) {
         close_if_over(session);
     } else {
         ProtobufCMessage *message = rpc_unpack(&session->arena, session->output, bytes);
+        if (!message) session->lost = session->arena.no_memory ? GRPC_STATUS_RESOURCE_EXHAUSTED : GRPC_STATUS_INTERNAL;
         if (message && session->app_ops->on_message) session->app_ops->on_message(session, session->user, message);
         rpc_arena_clear(&session->arena);
         pthread_mutex_lock(&session->flow.lock);
-        if (!message)
-            grpc_call_cancel_with_status(
-                session->flow.grpc, GRPC_STATUS_INTERNAL, "the peer sent a message that cannot be parsed", NULL);
+        if (!message) grpc_call_cancel_with_status(session->flow.grpc, session->lost, unread_text(session->lost), NULL);
         read_next(session);
         pthread_mutex_unlock(&session->flow.lock);
     }

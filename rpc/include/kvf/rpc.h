@@ -154,7 +154,7 @@ int kvf_rpc_server_port(const kvf_rpc_server *server, size_t index); /* 0 for un
 
 typedef enum { KVF_RPC_HEALTH_SERVING = 1, KVF_RPC_HEALTH_NOT_SERVING = 2 } kvf_rpc_health;
 /* Sets one name ("", "readiness", "kvferry.v1.Inference"...), adding it if new. Any thread. Ignored while draining. */
-void kvf_rpc_health_set(kvf_rpc_server *server, const char *service, kvf_rpc_health health);
+kvf_status kvf_rpc_health_set(kvf_rpc_server *server, const char *service, kvf_rpc_health health);
 
 /* Every name becomes NOT_SERVING, health watchers and reflection streams end; calls go on and new ones are still taken.
  * Any thread, may be repeated. */
