@@ -84,7 +84,7 @@ static bool go_on(tcp_dial *d) {
         start_attempt(d);
         if (d->open == open) continue; /* failed at once */
         struct timeval step = {.tv_usec = STEP_MS * 1000};
-        event_add(d->step, &step);
+        if (event_add(d->step, &step) != 0) event_active(d->step, EV_TIMEOUT, 1); /* the next address at once */
         return true;
     }
     if (d->open > 0) return true;

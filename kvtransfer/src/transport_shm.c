@@ -66,8 +66,9 @@ static shm_conn *shm_conn_new(kvf_transport_env *env, bool caller) {
 
 static void bell_ring(int bell) {
     uint64_t one = 1;
-    ssize_t n = write(bell, &one, sizeof one); /* full: it is ringing already */
-    (void)n;
+    ssize_t n;
+    do n = write(bell, &one, sizeof one);
+    while (n < 0 && errno == EINTR); /* full: it is ringing already */
 }
 
 /* The other side has rung, or the event was made active to look again. */
@@ -285,7 +286,8 @@ static void shm_on_accept(struct evconnlistener *l, evutil_socket_t fd, struct s
 static void shm_on_accept_error(struct evconnlistener *l, void *self) {
     evconnlistener_disable(l);
     struct timeval pause = {.tv_usec = 100000};
-    event_add(((shm_listener *)self)->resume, &pause);
+    if (event_add(((shm_listener *)self)->resume, &pause) != 0)
+        event_active(((shm_listener *)self)->resume, EV_TIMEOUT, 1);
 }
 static void shm_on_resume(evutil_socket_t fd, short what, void *self) {
     (void)fd;

@@ -125,7 +125,7 @@ static void tcp_on_accept_error(struct evconnlistener *l, void *self) {
     tcp_listener *t = self;
     evconnlistener_disable(l);
     struct timeval pause = {.tv_usec = 100000};
-    event_add(t->resume, &pause);
+    if (event_add(t->resume, &pause) != 0) event_active(t->resume, EV_TIMEOUT, 1);
 }
 static void tcp_on_resume(evutil_socket_t fd, short what, void *self) {
     (void)fd;

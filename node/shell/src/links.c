@@ -6,7 +6,7 @@
 /* A zero timeout, not event_active: libevent would run that in the same pass and never come back to the sockets. */
 static void pump_soon(kvf_worker *w) {
     static const struct timeval at_once = {0, 0};
-    evtimer_add(w->pump_event, &at_once);
+    worker_timer_set(w->pump_event, &at_once);
 }
 
 static void on_link_up(void *self, kvf_link_id link, const char *peer, uint64_t peer_epoch, const uint8_t nonce[16],

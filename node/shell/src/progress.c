@@ -64,8 +64,7 @@ kvf_status progress_start(kvf_worker *w) {
         .tv_usec = (suseconds_t)(w->options.stall_limit_ns / LOOKS % KVF_NS_PER_S / 1000)};
     atomic_store(&w->progress.core_ns, kvf_os_now_ns());
     w->progress.beat = event_new(w->base, -1, EV_PERSIST, on_beat, w);
-    if (!w->progress.beat) return KVF_ERR_NO_MEMORY;
-    event_add(w->progress.beat, &beat);
+    if (!w->progress.beat || event_add(w->progress.beat, &beat) != 0) return KVF_ERR_NO_MEMORY;
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);

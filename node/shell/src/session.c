@@ -10,7 +10,9 @@
 /* ------------------------------------------------------------------ shared between gRPC loops and the core thread */
 
 static void session_unref(session *s) {
-    if (atomic_fetch_sub(&s->refs, 1) == 1) free(s);
+    if (atomic_fetch_sub(&s->refs, 1) != 1) return;
+    free(atomic_load(&s->closed_item));
+    free(s);
 }
 
 /* Core thread. The call keeps the session until its own last reference is gone, so ours must go first. */
@@ -38,8 +40,8 @@ static void put(kvf_rpc_call *call, session *s, inbox_item *item) {
 }
 
 static void say_closed(kvf_rpc_call *call, session *s) {
-    inbox_item *item = calloc(1, sizeof *item);
-    if (!item) return;
+    inbox_item *item = atomic_exchange(&s->closed_item, NULL);
+    if (!item) return; /* said already */
     item->kind = INBOX_CLOSED;
     put(call, s, item);
 }
@@ -112,13 +114,17 @@ static void on_session(void *self, kvf_rpc_call *call, const ProtobufCMessage *r
         return;
     }
     session *s = calloc(1, sizeof *s);
-    if (!s) {
+    inbox_item *closed = calloc(1, sizeof *closed);
+    if (!s || !closed) {
+        free(s);
+        free(closed);
         kvf_rpc_fail(call, KVF_RPC_RESOURCE_EXHAUSTED, NULL, "out of memory");
         return;
     }
     s->worker = self;
     s->call = kvf_rpc_call_ref(call);
     s->slot = NO_SLOT;
+    atomic_init(&s->closed_item, closed);
     atomic_init(&s->refs, 1);
     kvf_rpc_call_bind(call, &ops, s);
 }
@@ -225,6 +231,8 @@ kvf_status session_server_start(kvf_worker *w, kvf_error *err) {
     kvf_status status = kvf_rpc_server_start(w->rpc, &so, &w->control, err);
     if (status != KVF_OK) return status;
     static const char *const names[] = {"", "liveness", "readiness", "kvferry.internal.v1.Node"};
-    for (size_t i = 0; i < KVF_COUNT_OF(names); i++) kvf_rpc_health_set(w->control, names[i], KVF_RPC_HEALTH_SERVING);
+    for (size_t i = 0; i < KVF_COUNT_OF(names); i++)
+        if (kvf_rpc_health_set(w->control, names[i], KVF_RPC_HEALTH_SERVING) != KVF_OK)
+            return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory for the health service");
     return KVF_OK;
 }

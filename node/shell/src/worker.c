@@ -2,6 +2,7 @@
 #include "kvf/log.h"
 #include "kvf/tokenizer.h"
 #include "kvf/sampler.h"
+#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -66,7 +67,7 @@ static void set_timer(kvf_worker *w) {
     }
     uint64_t left_us = at > now ? (at - now + KVF_NS_PER_US - 1) / KVF_NS_PER_US : 0;
     struct timeval tv = {.tv_sec = (time_t)(left_us / 1000000), .tv_usec = (suseconds_t)(left_us % 1000000)};
-    evtimer_add(w->timer, &tv);
+    worker_timer_set(w->timer, &tv);
 }
 
 void worker_pump(kvf_worker *w) {
@@ -140,8 +141,9 @@ static void on_engine(evutil_socket_t fd, short what, void *self) {
 static void wake_core(void *self) {
     kvf_worker *w = self;
     uint64_t one = 1;
-    ssize_t ignored = write(w->wake_fd, &one, sizeof one);
-    (void)ignored;
+    ssize_t n;
+    do n = write(w->wake_fd, &one, sizeof one);
+    while (n < 0 && errno == EINTR);
 }
 
 /* ------------------------------------------------------------------ making one */
@@ -284,8 +286,8 @@ static kvf_status make_loop(kvf_worker *w, kvf_error *err) {
     w->pump_event = evtimer_new(w->base, on_pump, w);
     if (!w->inbox_event || !w->wake_event || !w->timer || !w->pump_event)
         return kvf_fail(err, KVF_ERR_NO_MEMORY, "cannot make events");
-    event_add(w->inbox_event, NULL);
-    event_add(w->wake_event, NULL);
+    if (event_add(w->inbox_event, NULL) != 0 || event_add(w->wake_event, NULL) != 0)
+        return kvf_fail(err, KVF_ERR_NO_MEMORY, "cannot make events");
     return KVF_OK;
 }
 

@@ -22,10 +22,11 @@ typedef struct {
     kvf_rpc_call *call; /* our reference; core thread; NULL: the stream is over */
     uint32_t slot; /* core thread; NO_SLOT: none yet or no more */
     atomic_int refs; /* the stream's and one per inbox message */
+    struct inbox_item *_Atomic closed_item; /* says that the stream is over: made with it, or it might not be said */
 } session;
 
 typedef enum { INBOX_MESSAGE, INBOX_CLOSED, INBOX_STOP } inbox_kind;
-typedef struct {
+typedef struct inbox_item {
     inbox_kind kind;
     session *session;
     kvf_rmsg message;
@@ -67,6 +68,10 @@ struct kvf_worker {
     } progress;
 };
 
+/* A timer that finds no memory fires at once: early is harmless, never is not. */
+static inline void worker_timer_set(struct event *timer, const struct timeval *tv) {
+    if (evtimer_add(timer, tv) != 0) event_active(timer, EV_TIMEOUT, 1);
+}
 void worker_pump(kvf_worker *w);
 /* session.c */
 kvf_status session_server_start(kvf_worker *w, kvf_error *err);

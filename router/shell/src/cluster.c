@@ -116,7 +116,7 @@ static void on_watch(evutil_socket_t fd, short what, void *self) {
     if (due) w->due_ns = now + w->interval_ns;
     kvf_time_ns wait = KVF_MIN(w->due_ns - now, (kvf_time_ns)KVF_NS_PER_S);
     struct timeval tv = {.tv_sec = (time_t)(wait / KVF_NS_PER_S), .tv_usec = (suseconds_t)(wait % KVF_NS_PER_S / 1000)};
-    evtimer_add(w->timer, &tv);
+    front_timer_set(w->timer, &tv);
 }
 
 static void run_watch(admin_call *a) {

@@ -145,7 +145,7 @@ static void retry_later(node_link *l) {
     ms += kvf_os_random_u64() % (ms / 2 + 1); /* routers must not all come at once */
     struct timeval tv = {.tv_sec = (time_t)(ms / 1000), .tv_usec = (suseconds_t)(ms % 1000 * 1000)};
     l->failures++;
-    evtimer_add(l->retry, &tv);
+    front_timer_set(l->retry, &tv);
 }
 
 /* A channel that failed waits longer and longer before it connects again; how long to wait is decided here, so a fresh
@@ -290,7 +290,7 @@ static kvf_status connect_link(kvf_router_shell *s, node_link *l, const char *ad
     if (status != KVF_OK) return status;
     l->failures = 0;
     struct timeval now = {0, 0};
-    evtimer_add(l->retry, &now);
+    front_timer_set(l->retry, &now);
     return KVF_OK;
 }
 

@@ -262,7 +262,7 @@ static void gather_start(admin_call *a, gather_kind kind, uint32_t only, const b
     } else {
         struct timeval tv = {.tv_sec = (time_t)(s->options.node_answer_ns / KVF_NS_PER_S),
             .tv_usec = (suseconds_t)(s->options.node_answer_ns % KVF_NS_PER_S / 1000)};
-        evtimer_add(g->deadline, &tv);
+        front_timer_set(g->deadline, &tv);
     }
 }
 

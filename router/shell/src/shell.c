@@ -47,13 +47,15 @@ static void set_timer(kvf_router_shell *s) {
     }
     uint64_t left_us = at > now ? (at - now + KVF_NS_PER_US - 1) / KVF_NS_PER_US : 0;
     struct timeval tv = {.tv_sec = (time_t)(left_us / 1000000), .tv_usec = (suseconds_t)(left_us % 1000000)};
-    evtimer_add(s->timer, &tv);
+    front_timer_set(s->timer, &tv);
 }
 
-static void set_health(kvf_rpc_server *server, bool serving) {
+static kvf_status set_health(kvf_rpc_server *server, bool serving) {
+    kvf_status status = KVF_OK;
     static const char *const names[] = {"", "readiness", "kvferry.v1.Inference"};
-    for (size_t i = 0; i < KVF_COUNT_OF(names); i++)
-        kvf_rpc_health_set(server, names[i], serving ? KVF_RPC_HEALTH_SERVING : KVF_RPC_HEALTH_NOT_SERVING);
+    for (size_t i = 0; i < KVF_COUNT_OF(names) && status == KVF_OK; i++)
+        status = kvf_rpc_health_set(server, names[i], serving ? KVF_RPC_HEALTH_SERVING : KVF_RPC_HEALTH_NOT_SERVING);
+    return status; /* names are made at start: only then memory may be missing */
 }
 
 kvf_rpc_credentials front_listener_credentials(kvf_tls_store *tls) {
@@ -146,7 +148,7 @@ static void run_stop(inbox_item *item, void *shell) {
     s->draining = true;
     struct timeval tv = {.tv_sec = (time_t)(s->options.drain_ns / KVF_NS_PER_S),
         .tv_usec = (suseconds_t)(s->options.drain_ns % KVF_NS_PER_S / 1000)};
-    evtimer_add(s->drain_event, &tv);
+    front_timer_set(s->drain_event, &tv);
 }
 
 static void drop_stop(inbox_item *item) { free(item); }
@@ -212,7 +214,7 @@ static kvf_status make_loop(kvf_router_shell *s, kvf_error *err) {
     s->timer = evtimer_new(s->base, on_timer, s);
     s->drain_event = evtimer_new(s->base, on_drained, s);
     if (!s->inbox_event || !s->timer || !s->drain_event) return kvf_fail(err, KVF_ERR_NO_MEMORY, "cannot make events");
-    event_add(s->inbox_event, NULL);
+    if (event_add(s->inbox_event, NULL) != 0) return kvf_fail(err, KVF_ERR_NO_MEMORY, "cannot make events");
     return KVF_OK;
 }
 
@@ -230,11 +232,12 @@ static kvf_status listen_all(kvf_router_shell *s, kvf_error *err) {
     kvf_status status = front_inference_start(s, err);
     if (status == KVF_OK) status = front_cluster_start(s, err);
     if (status != KVF_OK) return status;
-    kvf_rpc_health_set(s->clients, "liveness", KVF_RPC_HEALTH_SERVING);
-    kvf_rpc_health_set(s->admin, "liveness", KVF_RPC_HEALTH_SERVING);
-    set_health(s->clients, false);
-    set_health(s->admin, false);
-    return KVF_OK;
+    kvf_rpc_server *servers[] = {s->clients, s->admin};
+    for (size_t i = 0; i < KVF_COUNT_OF(servers) && status == KVF_OK; i++) {
+        status = kvf_rpc_health_set(servers[i], "liveness", KVF_RPC_HEALTH_SERVING);
+        if (status == KVF_OK) status = set_health(servers[i], false);
+    }
+    return status == KVF_OK ? status : kvf_fail(err, status, "no memory for the health service");
 }
 
 kvf_status kvf_router_shell_create(const kvf_router_shell_options *options, kvf_router_shell **out, kvf_error *err) {

@@ -72,6 +72,10 @@ struct kvf_router_shell {
 
 /* ---- shell.c ---- */
 kvf_rpc_credentials front_listener_credentials(kvf_tls_store *tls);
+/* A timer that finds no memory fires at once: early is harmless, never is not. */
+static inline void front_timer_set(struct event *timer, const struct timeval *tv) {
+    if (evtimer_add(timer, tv) != 0) event_active(timer, EV_TIMEOUT, 1);
+}
 void front_shell_drain(kvf_router_shell *s); /* carries out what the core wants; after every event given to it */
 void front_shell_pump(kvf_router_shell *s); /* the same, tells clients, sets the timer: at the end of every callback */
 

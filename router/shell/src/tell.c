@@ -10,7 +10,7 @@ static bool push(front_request *r, Kvferry__V1__GenerateResponse *m) {
     if (status == KVF_OK) return true;
     r->dropped = true;
     kvf_router_cancel(
-        r->shell->core, kvf_os_now_ns(), r->id, status == KVF_AGAIN ? KVF_CANCEL_SLOW_READER : KVF_CANCEL_CLIENT);
+        r->shell->core, kvf_os_now_ns(), r->id, status == KVF_ERR_GONE ? KVF_CANCEL_CLIENT : KVF_CANCEL_SLOW_READER);
     return false;
 }
 
