@@ -14,6 +14,7 @@ typedef struct {
     void *self;
     bool all_threads; /* else only calls of the thread that arms */
     bool no_repeat; /* skip the second pass, in which every later call fails too */
+    bool keeps; /* what stays (a server) may hold what it took meanwhile; the sanitizer build looks for leaks */
     bool input_may_be_blamed; /* a refusal may be INVALID, FORMAT or MISMATCH */
 } fault_scenario;
 
