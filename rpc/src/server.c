@@ -120,6 +120,7 @@ static kvf_status listen_all(kvf_rpc_server *server, const kvf_rpc_server_opts *
         server->listen_count = i + 1;
         if (status != KVF_OK) return status;
         grpc_server_credentials *credentials = rpc_listener_credentials(opts->credentials, address, &server->tls[i]);
+        if (!credentials) return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory to listen on %s", address);
         int port = grpc_server_add_http2_port(server->grpc, address, credentials);
         grpc_server_credentials_release(credentials);
         if (port <= 0)
