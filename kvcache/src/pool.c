@@ -98,20 +98,22 @@ void kvf_kv_unbook(kvf_kv *kv, uint32_t blocks) {
 
 void kv_set_state(kvf_kv *kv, kv_block *b, kvf_block_state state) {
     kvf_kv_counts *c = &kv->counts;
+    bool lawful = false
+#define STATE(name)
+#define MOVE(before, after, event) || (b->state == KVF_BLOCK_##before && state == KVF_BLOCK_##after)
+#include "block_moves.h"
+#undef STATE
+#undef MOVE
+        ;
+    KVF_ASSERT(lawful);
+    KVF_MOVE_SEEN(BLOCK, b->state, state);
     switch (b->state) {
-    case KVF_BLOCK_FREE:
-        KVF_ASSERT(state == KVF_BLOCK_FILLING);
-        c->free--;
-        break;
+    case KVF_BLOCK_FREE: c->free--; break;
     case KVF_BLOCK_FILLING:
-        KVF_ASSERT(state != KVF_BLOCK_FILLING);
         c->filling--;
         c->slots_empty -= KVF_KV_BLOCK_TOKENS - b->filled;
         break;
-    case KVF_BLOCK_SEALED:
-        KVF_ASSERT(state == KVF_BLOCK_FREE);
-        c->sealed--;
-        break;
+    case KVF_BLOCK_SEALED: c->sealed--; break;
     }
     b->state = state;
     switch (state) {

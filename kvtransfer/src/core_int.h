@@ -40,12 +40,12 @@ static inline kvf_time_ns time_after(kvf_time_ns now, kvf_time_ns duration_ns) {
  * A grant's id is (serial << 16 | slot): looked up at once, never equal twice in an epoch. A re-offer keeps the slot,
  * so that a landing copy that began under the old grant finds its block by slot and physical block. */
 typedef enum {
-    RX_FREE,
-    RX_OFFERED,
-    RX_OPEN,
-    RX_COMMITTED,
-    RX_LOST
-} rx_state; /* the last two: only until kvf_rx_next has told */
+#define STATE(name) RX_##name,
+#define MOVE(from, to, event)
+#include "grant_moves.h"
+#undef STATE
+#undef MOVE
+} rx_state; /* COMMITTED and LOST: only until kvf_rx_next has told */
 typedef struct {
     uint32_t logical;
     kvf_block_id block; /* pinned by the grant; none until the first page */
@@ -112,6 +112,19 @@ static inline uint64_t *rx_moving(const kvf_rx *rx, const rx_grant *g, uint32_t 
 static inline uint64_t *rx_counted(const kvf_rx *rx, const rx_grant *g, uint32_t entry) {
     return rx_landed(rx, g, entry) + 2 * (size_t)rx->words;
 }
+static inline void rx_set_state(rx_grant *g, rx_state to) {
+    rx_state from = g->state;
+    bool lawful = false
+#define STATE(name)
+#define MOVE(before, after, event) || (from == RX_##before && to == RX_##after)
+#include "grant_moves.h"
+#undef STATE
+#undef MOVE
+        ;
+    KVF_ASSERT(lawful || KVF_MUTANT != 0);
+    KVF_MOVE_SEEN(GRANT, from, to);
+    g->state = to;
+}
 static inline bool rx_live(const rx_grant *g) { return g->state == RX_OFFERED || g->state == RX_OPEN; }
 rx_grant *kvf_rx_find_grant(const kvf_rx *rx, uint64_t grant); /* NULL: not live */
 int64_t kvf_rx_find_entry(const rx_grant *g, uint32_t logical);
@@ -122,7 +135,13 @@ void kvf_rx_lose(kvf_rx *rx, rx_grant *g, kvf_status reason);
 void kvf_rx_try_commit(kvf_rx *rx, rx_grant *g);
 
 /* ---------------------------------------------------------------- sending half */
-typedef enum { TX_FREE, TX_WAITING, TX_OPENING, TX_MOVING, TX_COMMITTING, TX_ENDING } tx_state;
+typedef enum {
+#define STATE(name) TX_##name,
+#define MOVE(from, to, event)
+#include "handoff_moves.h"
+#undef STATE
+#undef MOVE
+} tx_state;
 typedef struct {
     uint32_t logical;
     kvf_block_id block;
@@ -185,6 +204,19 @@ struct kvf_tx {
     tx_goodbye *goodbyes; /* CANCEL frames to say; the hand-off itself may have ended */
     uint32_t goodbyes_max, goodbyes_count;
 };
+static inline void tx_set_state(tx_handoff *h, tx_state to) {
+    tx_state from = h->state;
+    bool lawful = false
+#define STATE(name)
+#define MOVE(before, after, event) || (from == TX_##before && to == TX_##after)
+#include "handoff_moves.h"
+#undef STATE
+#undef MOVE
+        ;
+    KVF_ASSERT(lawful || KVF_MUTANT != 0);
+    KVF_MOVE_SEEN(HANDOFF, from, to);
+    h->state = to;
+}
 static inline uint64_t *tx_row(const kvf_tx *tx, const tx_handoff *h, uint32_t entry, uint32_t which) {
     return h->bits + ((size_t)entry * 4 + which) * tx->words;
 }

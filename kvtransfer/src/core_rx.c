@@ -105,7 +105,7 @@ static uint64_t rx_name(kvf_rx *rx, rx_grant *g, kvf_time_ns now, uint32_t attem
     g->id = ++rx->serial << 16 | (uint64_t)(g - rx->grants);
     g->attempt = attempt;
     memcpy(g->secret, secret, sizeof g->secret);
-    g->state = RX_OFFERED;
+    rx_set_state(g, RX_OFFERED);
     g->link = KVF_LINK_NONE;
     g->turn = 0;
     g->link_lost = g->commit_waits = g->say_opened = g->say_missing = false;
@@ -176,7 +176,7 @@ kvf_status kvf_rx_revoke(kvf_rx *rx, kvf_time_ns now, uint64_t grant, kvf_status
     }
     kvf_rx_bury(rx, grant, why);
     *blocks_spent = rx_let_go(rx, g);
-    g->state = RX_FREE;
+    rx_set_state(g, RX_FREE);
     return KVF_OK;
 }
 
@@ -185,7 +185,7 @@ void kvf_rx_lose(kvf_rx *rx, rx_grant *g, kvf_status reason) {
     kvf_rx_bury(rx, g->id, reason);
     g->lost_spent = rx_let_go(rx, g);
     g->lost_reason = reason;
-    g->state = RX_LOST;
+    rx_set_state(g, RX_LOST);
     rx->untold++;
     rx->counts.grants_lost++;
 }

@@ -38,7 +38,7 @@ static void rx_on_open(kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const uint
         rx->counts.opens_late++;
         return;
     }
-    g->state = RX_OPEN;
+    rx_set_state(g, RX_OPEN);
     g->link = link;
     g->turn = f->open.turn;
     g->link_lost = false;
@@ -71,7 +71,7 @@ void kvf_rx_try_commit(kvf_rx *rx, rx_grant *g) {
     kvf_rx_bury(rx, g->id, KVF_OK);
     if (!g->say_opened && !g->say_missing) rx->untold++;
     g->say_opened = g->say_missing = false;
-    g->state = RX_COMMITTED;
+    rx_set_state(g, RX_COMMITTED);
     rx->counts.commits++;
 }
 
@@ -82,7 +82,7 @@ static void rx_on_commit(kvf_rx *rx, kvf_link_id link, const kvf_frame *f) {
         bool known = kvf_rx_buried(rx, f->commit.grant, &reason);
         rx_grant *slot = &rx->grants[(f->commit.grant & UINT16_MAX) % rx->config.grants_max];
         if (KVF_MUTATED(MUTANT_COMMIT_TWICE) && known && reason == KVF_OK && slot->state == RX_FREE) {
-            slot->state = RX_COMMITTED;
+            rx_set_state(slot, RX_COMMITTED);
             rx->untold++;
         }
         kvf_rx_say(rx, known && reason == KVF_OK ? KVF_FRAME_COMMITTED : KVF_FRAME_GONE, link, f->commit.grant, reason);
@@ -145,7 +145,7 @@ static void rx_tell_committed(kvf_rx *rx, rx_grant *g, kvf_rx_act *act) {
     act->blocks = rx->out_blocks;
     act->blocks_count = n;
     act->payload = (kvf_span){g->payload, g->payload_bytes};
-    g->state = RX_FREE; /* what act points to is written again by the next offer only */
+    rx_set_state(g, RX_FREE); /* what act points to is written again by the next offer only */
 }
 
 static bool rx_tell_reply(kvf_rx *rx, kvf_rx_act *act) {
@@ -194,7 +194,7 @@ static void rx_tell_grant(kvf_rx *rx, rx_grant *g, kvf_rx_act *act) {
         act->kind = KVF_RX_LOST;
         act->reason = g->lost_reason;
         act->blocks_spent = g->lost_spent;
-        g->state = RX_FREE;
+        rx_set_state(g, RX_FREE);
     }
 }
 

@@ -94,7 +94,7 @@ static void tx_say_goodbye(kvf_tx *tx, const tx_handoff *h) {
 
 static void tx_end(kvf_tx *tx, tx_handoff *h, kvf_status result) {
     KVF_ASSERT(h->state != TX_FREE && h->state != TX_ENDING);
-    h->state = TX_ENDING;
+    tx_set_state(h, TX_ENDING);
     h->result = result;
     h->ended_ns = tx->now_ns;
     h->say_open = false;
@@ -111,8 +111,7 @@ kvf_status kvf_tx_start(kvf_tx *tx, kvf_time_ns now, kvf_request_id request, uin
     if (!h) return KVF_AGAIN;
     uint16_t generation = (uint16_t)(h->generation + 1);
     if (generation == 0) generation = 1;
-    *h = (tx_handoff){.state = TX_WAITING,
-        .generation = generation,
+    *h = (tx_handoff){.generation = generation,
         .request = request,
         .attempt = attempt,
         .grant = grant,
@@ -123,6 +122,7 @@ kvf_status kvf_tx_start(kvf_tx *tx, kvf_time_ns now, kvf_request_id request, uin
         .bits = h->bits,
         .ranges = h->ranges,
         .payload = h->payload};
+    tx_set_state(h, TX_WAITING);
     memcpy(h->secret, secret, sizeof h->secret);
     memset(h->bits, 0, (size_t)missing_count * 4 * tx->words * sizeof *h->bits);
     for (uint32_t i = 0; i < missing_count; i++) {
@@ -139,7 +139,7 @@ void kvf_tx_set_link(kvf_tx *tx, kvf_time_ns now, kvf_tx_id id, kvf_link_id link
     tx->now_ns = now;
     tx_handoff *h = tx_find(tx, id);
     if (!h || h->state == TX_ENDING) return;
-    h->state = TX_OPENING;
+    tx_set_state(h, TX_OPENING);
     h->link = link;
     h->link_serial++;
     h->moving_old += h->moving_now;
@@ -266,7 +266,7 @@ static void tx_on_missing(kvf_tx *tx, tx_handoff *h, const kvf_frame *f) {
         if (at == h->entries_count || h->entries[at].logical != p.block || p.layer >= tx->config.layers) continue;
         if (bit_get(tx_row(tx, h, at, ROW_READY), p.layer)) tx_page_due(tx, h, at, p.layer);
     }
-    h->state = TX_MOVING;
+    tx_set_state(h, TX_MOVING);
     h->hold_from_ns = tx->now_ns;
 }
 
@@ -285,7 +285,7 @@ void kvf_tx_on_frame(kvf_tx *tx, kvf_time_ns now, kvf_link_id link, const kvf_fr
     if (!h) return;
     switch (frame->kind) {
     case KVF_FRAME_OPENED:
-        if (h->state == TX_OPENING && h->opened_once) h->state = TX_MOVING;
+        if (h->state == TX_OPENING && h->opened_once) tx_set_state(h, TX_MOVING);
         h->hold_from_ns = now;
         break;
     case KVF_FRAME_COMMITTED:
@@ -310,7 +310,7 @@ void kvf_tx_on_link_down(kvf_tx *tx, kvf_time_ns now, kvf_link_id link) {
             tx_end(tx, h, KVF_ERR_PEER_LOST);
             continue;
         }
-        h->state = TX_WAITING;
+        tx_set_state(h, TX_WAITING);
         h->relink_until_ns = time_after(now, tx->config.relink_ttl_ns);
     }
     uint32_t kept = 0;

@@ -110,7 +110,7 @@ static bool tx_give(kvf_tx *tx, tx_handoff *h, kvf_tx_act *act) {
     if (h->state != TX_MOVING) return false;
     if (tx_give_page(tx, h, act)) return true;
     if (!tx_commit_is_due(tx, h)) return false;
-    h->state = TX_COMMITTING;
+    tx_set_state(h, TX_COMMITTING);
     h->commit_said = true;
     h->hold_from_ns = tx->now_ns;
     act->kind = KVF_TX_FRAME;
@@ -132,7 +132,7 @@ static void tx_tell_end(kvf_tx *tx, tx_handoff *h, kvf_tx_act *act) {
     act->first_page_ns = h->first_page_ns;
     act->finished_ns = h->finished_ns;
     act->ended_ns = h->ended_ns;
-    h->state = TX_FREE;
+    tx_set_state(h, TX_FREE);
     uint32_t place = 0;
     while (tx_at(tx, place) != h) place++;
     tx->live[place] = tx->live[--tx->active];

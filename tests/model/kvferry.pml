@@ -111,19 +111,19 @@ c_decl { \#include <stdlib.h>
 #define MOVE(from, to, event)
 #define STATE(n) B_##n,
 mtype = {
-#include "tables/block.h"
+#include "../../kvcache/src/block_moves.h"
 #undef STATE
 #define STATE(n) RX_##n,
-#include "tables/grant.h"
+#include "../../kvtransfer/src/grant_moves.h"
 #undef STATE
 #define STATE(n) TX_##n,
-#include "tables/handoff.h"
+#include "../../kvtransfer/src/handoff_moves.h"
 #undef STATE
 #define STATE(n) REQ_##n,
-#include "tables/request.h"
+#include "../../node/core/src/request_moves.h"
 #undef STATE
 #define STATE(n) LEG_##n,
-#include "tables/leg.h"
+#include "../../router/core/src/leg_moves.h"
   STATES_END };
 #undef STATE
 #undef MOVE
@@ -183,23 +183,23 @@ hidden byte flag, good, listed, back, same;
 #define MOVE(from, to, event) || (kS[blk] == B_##from && dest == B_##to)
 inline block_move(blk, dest) {
   assert(false
-#include "tables/block.h"
+#include "../../kvcache/src/block_moves.h"
   );
   kS[blk] = dest;
 }
 #undef MOVE
 #define MOVE(from, to, event) || (dG[rec] == RX_##from && dest == RX_##to)
 inline grant_move(rec, dest) {
-  assert(dG[rec] == dest
-#include "tables/grant.h"
+  assert(false
+#include "../../kvtransfer/src/grant_moves.h"
   );
   dG[rec] = dest;
 }
 #undef MOVE
 #define MOVE(from, to, event) || (pT[rec] == TX_##from && dest == TX_##to)
 inline handoff_move(rec, dest) {
-  assert(pT[rec] == dest
-#include "tables/handoff.h"
+  assert(false
+#include "../../kvtransfer/src/handoff_moves.h"
   );
   pT[rec] = dest;
 }
@@ -207,7 +207,7 @@ inline handoff_move(rec, dest) {
 #define MOVE(from, to, event) || (dS[rec] == REQ_##from && dest == REQ_##to)
 inline request_move(rec, dest) {
   assert(false
-#include "tables/request.h"
+#include "../../node/core/src/request_moves.h"
   );
   dS[rec] = dest;
 }
@@ -215,7 +215,7 @@ inline request_move(rec, dest) {
 #define MOVE(from, to, event) || (pS[rec] == REQ_##from && dest == REQ_##to)
 inline prompt_move(rec, dest) {
   assert(false
-#include "tables/request.h"
+#include "../../node/core/src/request_moves.h"
   );
   pS[rec] = dest;
 }
@@ -223,7 +223,7 @@ inline prompt_move(rec, dest) {
 #define MOVE(from, to, event) || (rS[req] == LEG_##from && dest == LEG_##to)
 inline leg_move(req, dest) {
   assert(false
-#include "tables/leg.h"
+#include "../../router/core/src/leg_moves.h"
   );
   rS[req] = dest;
   rUnv[req] = false;
@@ -437,9 +437,10 @@ inline on_reserve(d) { /* r, a; x: output tokens that are part of the work */
       dAtt[i] = a;
       dBase[i] = x;
       dOa[i] = 0; dOf[i] = 0; dOt[i] = 0;
+      request_move(i, REQ_QUEUED);
       admit(d, i);
       if
-      :: !good -> request_move(i, REQ_QUEUED); say(d, M_QUEUED, KEY(r, a), 0, 0)
+      :: !good -> say(d, M_QUEUED, KEY(r, a), 0, 0)
       :: else
       fi
     :: else
@@ -922,6 +923,7 @@ inline on_prefill(p) { /* x: grant and missing pages, y: decode node, its epoch,
     if
     :: x % 16 == 0 && MUT(34) -> say(ND + p, M_REFUSED, KEY(r, a), 1, 0) /* mutant 34: a grant that lacks no page is called malformed */
     :: else ->
+      prompt_move(j, REQ_QUEUED);
       prompt_move(j, REQ_COMPUTE);
       handoff_move(j, TX_WAITING);
       pAtt[j] = a; pGid[j] = x / 16; pMis[j] = x % 16; pD[j] = y / 16; pEp[j] = (y / 4) % 4; pBase[j] = y % 4;

@@ -81,6 +81,12 @@ KVF_NORETURN void kvf_assert_failed(const char *expression, const char *file, in
 #define KVF_SLOW_ASSERT(x) ((void)0)
 #endif
 
+/* Told of each move of a state machine by the function that makes it; only a test build listens
+ * (tests/model/moves_seen.h). */
+#ifndef KVF_MOVE_SEEN
+#define KVF_MOVE_SEEN(machine, from, to) ((void)0)
+#endif
+
 #define KVF_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define KVF_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define KVF_MAX(a, b) ((a) > (b) ? (a) : (b))

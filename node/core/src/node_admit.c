@@ -90,7 +90,7 @@ static void give_room_back(kvf_node *n, node_req *r) {
 }
 
 static void start_computing(kvf_node *n, node_req *r) {
-    r->state = REQ_COMPUTE;
+    node_req_set_state(r, REQ_COMPUTE);
     node_first_seq(n, r)->state = SEQ_PREFILL;
 }
 
@@ -141,7 +141,7 @@ static kvf_status admit_reserve(kvf_node *n, node_req *r) {
         give_room_back(n, r);
         return KVF_AGAIN;
     }
-    r->state = REQ_GRANTED;
+    node_req_set_state(r, REQ_GRANTED);
     say_granted(n, r);
     return KVF_OK;
 }
@@ -282,7 +282,7 @@ void node_on_reserve(kvf_node *n, uint32_t session, const kvf_work *w) {
         node_refuse(n, session, w, KVF_AGAIN, "requests", "all request or sequence slots are taken", RETRY_SOON_NS);
         return;
     }
-    r->state = REQ_QUEUED;
+    node_req_set_state(r, REQ_QUEUED);
     if (!can_ever_fit(n, r)) {
         refuse_too_big(n, session, w, r);
         return;
@@ -333,7 +333,7 @@ void node_on_prefill(kvf_node *n, uint32_t session, const kvf_work *w, const kvf
         node_refuse(n, session, w, KVF_AGAIN, "requests", "all request or sequence slots are taken", RETRY_SOON_NS);
         return;
     }
-    r->state = REQ_QUEUED; /* so that release finds a live record */
+    node_req_set_state(r, REQ_QUEUED); /* so that release finds a live record */
     if (!can_ever_fit(n, r)) {
         refuse_too_big(n, session, w, r);
         return;

@@ -24,7 +24,13 @@
         */
 #define BYPASS_MAX 16 /* reservations that may overtake a queue head that does not fit */
 
-typedef enum { REQ_FREE, REQ_QUEUED, REQ_GRANTED, REQ_COMPUTE, REQ_DECODE, REQ_SHIP } req_state;
+typedef enum {
+#define STATE(name) REQ_##name,
+#define MOVE(from, to, event)
+#include "request_moves.h"
+#undef STATE
+#undef MOVE
+} req_state;
 typedef enum { LEG_RESERVE, LEG_PREFILL } req_leg;
 typedef enum { SEQ_FREE, SEQ_HELD, SEQ_PREFILL, SEQ_DECODE, SEQ_DONE } seq_state;
 
@@ -196,6 +202,7 @@ void node_send_status(kvf_node *n, uint32_t session);
 /* node_req.c: records */
 node_req *node_find(kvf_node *n, kvf_request_id id, req_leg leg);
 uint32_t node_req_index(const kvf_node *n, const node_req *r);
+void node_req_set_state(node_req *r, req_state to); /* by the table request_moves.h */
 node_req *node_req_new(
     kvf_node *n, uint32_t session, const kvf_work *w, req_leg leg); /* NULL: no slot; sequences taken */
 void node_release(kvf_node *n, node_req *r); /* gives everything back; waits for the running step where it must */

@@ -3,6 +3,20 @@
 
 uint32_t node_req_index(const kvf_node *n, const node_req *r) { return (uint32_t)(r - n->reqs); }
 
+void node_req_set_state(node_req *r, req_state to) {
+    req_state from = r->state;
+    bool lawful = false
+#define STATE(name)
+#define MOVE(before, after, event) || (from == REQ_##before && to == REQ_##after)
+#include "request_moves.h"
+#undef STATE
+#undef MOVE
+        ;
+    KVF_ASSERT(lawful);
+    KVF_MOVE_SEEN(REQUEST, from, to);
+    r->state = to;
+}
+
 node_req *node_find(kvf_node *n, kvf_request_id id, req_leg leg) {
     for (uint32_t i = 0; i < n->config.requests_max; i++) {
         node_req *r = &n->reqs[i];
@@ -125,7 +139,7 @@ void node_release(kvf_node *n, node_req *r) {
         return;
     }
     for (uint32_t i = 0; i < sequences_of(r); i++) seq_give_back(n, &n->seqs[r->seq[i]]);
-    r->state = REQ_FREE;
+    node_req_set_state(r, REQ_FREE);
     r->ending = false;
 }
 

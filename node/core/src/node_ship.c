@@ -70,7 +70,7 @@ static void start_decoding(kvf_node *n, node_req *r, const kvf_rx_act *a) {
         node_fail(n, r, KVF_STAGE_DECODE, KVF_AGAIN, "", true, "the router does not acknowledge tokens");
         return;
     }
-    r->state = REQ_DECODE;
+    node_req_set_state(r, REQ_DECODE);
     node_seal(n, r, s);
     node_msg_req(n, r, KVF_N_STARTED);
     node_begin_choices(n, r, first, r->n, true);
@@ -161,7 +161,7 @@ void node_start_shipping(kvf_node *n, node_req *r, const kvf_ship_to *to) {
 }
 
 void node_ship_first(kvf_node *n, node_req *r, const kvf_step_sample *samples, uint32_t count) {
-    r->state = REQ_SHIP;
+    node_req_set_state(r, REQ_SHIP);
     kvf_tx_finish(n->tx, n->now, r->tx, encode_first(n, samples, count));
 }
 

@@ -258,7 +258,7 @@ void node_begin_choices(kvf_node *n, node_req *r, const kvf_step_sample *samples
         begin_shipping_choices(n, r, samples, count);
         return;
     }
-    r->state = REQ_DECODE;
+    if (r->state == REQ_COMPUTE) node_req_set_state(r, REQ_DECODE); /* else its commit has done so */
     node_seq *first = node_first_seq(n, r);
     for (uint32_t i = 1; i < r->n; i++) fork_choice(n, r, first, &n->seqs[r->seq[i]]);
     for (uint32_t i = 0; i < r->n; i++) append_token(n, r, &n->seqs[r->seq[i]], &samples[i], repeated);

@@ -33,7 +33,8 @@ static uint32_t *decode_counter(kvf_router *r, const rt_leg *l, rt_leg_state sta
     }
 }
 
-void rt_leg_set_state(kvf_router *r, rt_seq *s, rt_leg_state state) {
+/* The state with the counters and lists that go by it. */
+static void leg_put(kvf_router *r, rt_seq *s, rt_leg_state state) {
     rt_leg *l = &s->l;
     uint32_t *counter = decode_counter(r, l, l->state);
     if (counter) {
@@ -52,6 +53,29 @@ void rt_leg_set_state(kvf_router *r, rt_seq *s, rt_leg_state state) {
         set_waiting(r, s, true);
     else if (state != RT_LEG_RESERVING)
         set_waiting(r, s, false);
+}
+
+void rt_leg_set_state(kvf_router *r, rt_seq *s, rt_leg_state to) {
+    rt_leg_state from = s->l.left != RT_LEG_NONE ? s->l.left : s->l.state;
+    bool lawful = false
+#define STATE(name)
+#define MOVE(before, after, event) || (from == RT_LEG_##before && to == RT_LEG_##after)
+#include "leg_moves.h"
+#undef STATE
+#undef MOVE
+        ;
+    KVF_ASSERT(lawful);
+    KVF_MOVE_SEEN(LEG, from, to);
+    s->l.left = RT_LEG_NONE;
+    leg_put(r, s, to);
+}
+
+/* Off the counters of its decode node; what it becomes is said with rt_leg_set_state before the event is over. */
+static void leg_take_off(kvf_router *r, rt_seq *s) {
+    rt_leg_state from = s->l.state;
+    if (from == RT_LEG_NONE) return;
+    leg_put(r, s, RT_LEG_NONE);
+    s->l.left = from;
 }
 
 void rt_leg_wait(kvf_router *r, rt_seq *s) {
@@ -89,7 +113,7 @@ void rt_leg_reserve(kvf_router *r, rt_seq *s, uint32_t node, uint32_t ship_min) 
     l->outputs_base = l->n == 1 ? s->output_count : 0;
     /* A node that owes no answer is taken to have room; what is sent beside that waits for it. */
     bool first = r->nodes[node].reserving == 0;
-    rt_leg_set_state(r, s, RT_LEG_NONE);
+    leg_take_off(r, s);
     l->decode = node;
     rt_leg_set_state(r, s, RT_LEG_RESERVING);
     set_waiting(r, s, !first);
@@ -248,7 +272,7 @@ static void leave_decode(kvf_router *r, rt_seq *s, bool finished) {
         n->full = false;
         n->closed_until_ns = 0;
     }
-    rt_leg_set_state(r, s, RT_LEG_NONE);
+    leg_take_off(r, s);
     l->decode = RT_NONE;
     l->old_attempt = 0;
     l->decode_told = l->reserve_due = false;

@@ -50,18 +50,16 @@
 #define RT_HOLD_NS (20 * KVF_NS_PER_MS) /* how soon a held leg is looked at again when no event wakes it */
 
 typedef enum {
-    RT_LEG_NONE,
-    RT_LEG_WAITING,
-    RT_LEG_HELD,
-    RT_LEG_RESERVING,
-    RT_LEG_QUEUED,
-    RT_LEG_GRANTED,
-    RT_LEG_PREFILLING,
-    RT_LEG_DECODING
+#define STATE(name) RT_LEG_##name,
+#define MOVE(from, to, event)
+#include "leg_moves.h"
+#undef STATE
+#undef MOVE
 } rt_leg_state;
 
 typedef struct {
     rt_leg_state state;
+    rt_leg_state left; /* what it was before it left its decode node, until it is something again; else NONE */
     kvf_request_id id;
     uint32_t n, choice_base;
     uint32_t attempt; /* that is followed; 0: none yet */

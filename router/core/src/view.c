@@ -67,6 +67,7 @@ static void tally_leg(const kvf_router *r, const rt_seq *s, rt_tally *tally, uin
     const rt_leg *l = &s->l;
     const rt_request *q = rt_request_at(r, s);
     KVF_ASSERT(!q->closed && q->used);
+    KVF_ASSERT(l->left == RT_LEG_NONE);
     KVF_ASSERT((l->state == RT_LEG_WAITING) == rt_heap_has(&r->queue, rt_seq_index(r, s)));
     KVF_ASSERT((l->decode == RT_NONE) == (l->state == RT_LEG_WAITING || l->state == RT_LEG_HELD));
     KVF_ASSERT(l->prefill == RT_NONE || l->state == RT_LEG_PREFILLING || l->state == RT_LEG_DECODING);

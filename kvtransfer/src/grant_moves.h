@@ -1,5 +1,5 @@
-/* States of a grant on the receiving node (rx_state of kvtransfer). COMMITTED and LOST last until the node has been
- * told. */
+/* States of a grant on the receiving node and the moves between them: core_int.h makes enum and rx_set_state of it, the
+ * model asserts by it. COMMITTED and LOST last until the node has been told. */
 STATE(FREE)
 STATE(OFFERED)
 STATE(OPEN)
@@ -7,6 +7,8 @@ STATE(COMMITTED)
 STATE(LOST)
 MOVE(FREE, OFFERED, offer)
 MOVE(OFFERED, OPEN, open)
+MOVE(OFFERED, OFFERED, reoffer)
+MOVE(OPEN, OPEN, opened_again)
 MOVE(OPEN, OFFERED, reoffer)
 MOVE(OPEN, COMMITTED, commit)
 MOVE(OFFERED, LOST, expiry)

@@ -1,15 +1,14 @@
-/* States of a request on a node (req_state of node/core), as they stand after an event. */
+/* States of a request on a node and the moves between them: node_int.h makes the enum and node_req_set_state of it, the
+ * model asserts by it. A record that is taken is QUEUED until room is found, which may be in the same event. */
 STATE(FREE)
 STATE(QUEUED)
 STATE(GRANTED)
 STATE(COMPUTE)
 STATE(DECODE)
 STATE(SHIP)
-MOVE(FREE, QUEUED, reserve_without_room)
-MOVE(FREE, GRANTED, reserve)
-MOVE(FREE, COMPUTE, prefill_or_local)
+MOVE(FREE, QUEUED, accepted)
 MOVE(QUEUED, GRANTED, room)
-MOVE(QUEUED, COMPUTE, room_local)
+MOVE(QUEUED, COMPUTE, room_prefill_or_local)
 MOVE(GRANTED, DECODE, committed)
 MOVE(COMPUTE, DECODE, computed_here)
 MOVE(COMPUTE, SHIP, prompt_computed)

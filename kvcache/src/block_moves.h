@@ -1,4 +1,4 @@
-/* States of a block of a node's pool and the moves between them; read by C (table_check.c) and by the model. */
+/* States of a block of a node's pool and the moves between them: kv_set_state asserts by it, and the model. */
 STATE(FREE)
 STATE(FILLING)
 STATE(SEALED)

@@ -1,4 +1,5 @@
-/* States of a hand-off on the sending node (tx_state of kvtransfer). */
+/* States of a hand-off on the sending node and the moves between them: core_int.h makes enum and tx_set_state of it,
+ * the model asserts by it. */
 STATE(FREE)
 STATE(WAITING)
 STATE(OPENING)
@@ -13,6 +14,7 @@ MOVE(COMMITTING, MOVING, missing)
 MOVE(OPENING, WAITING, link_down)
 MOVE(MOVING, WAITING, link_down)
 MOVE(COMMITTING, WAITING, link_down)
+MOVE(OPENING, OPENING, set_link)
 MOVE(MOVING, OPENING, set_link)
 MOVE(COMMITTING, OPENING, set_link)
 MOVE(WAITING, ENDING, cancel_or_time)
