@@ -37,8 +37,8 @@ typedef struct {
 } layer;
 static const layer layers[] = {
     {"grpc/", "gRPC", {"rpc/", "tests/unit/rpc/"}},
-    {"cuda", "device", {"kernels/cuda/", "kvtransfer/gpu/"}},
-    {"nccl", "device", {"kernels/cuda/", "kvtransfer/gpu/"}},
+    {"cuda", "device", {"kernels/cuda/", "kvtransfer/gpu/", "tests/cuda/"}},
+    {"nccl", "device", {"kernels/cuda/", "kvtransfer/gpu/", "tests/cuda/"}},
     {"nvml", "device", {"kernels/cuda/", "kvtransfer/gpu/"}},
     {"openssl/ssl.h", "TLS", {"base/tls/", "kvtransfer/src/tls.c", "tests/"}},
     {"sys/socket.h", "network", {"base/os/", "kvtransfer/", "rpc/", "cli/", "tests/"}},

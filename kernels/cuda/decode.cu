@@ -1,0 +1,228 @@
+/* decode.cu - attention of one token per sequence over its pages. Bound by reading K and V once.
+ *
+ * The context is cut at every KVF_CUDA_SPLIT positions, wherever a sequence stands in a batch: one block computes one
+ * split of one key head, for all the query heads that share it. Its warps take pages in turn, each with its own running
+ * maximum, sum and output; they are merged in ascending order, and a second launch folds the splits from the left.
+ * So a sequence's result depends on its own context only.
+ *
+ * A warp keeps STAGES pages under way (cp.async; rows padded by 16 bytes so that ldmatrix has no bank conflict) and
+ * multiplies on tensor cores: queries are the 16 rows of A (the group, padded with zeros), so K and V are read from
+ * shared memory once for the whole group. Scores are kept in powers of two. */
+#include "kvf/cuda_kernels.h"
+#include "port.h"
+
+enum { WARPS = 4, STAGES = 2, PAGE = 16, ROWS = 16, PAD = 8 };
+
+#define LOG2_E 1.4426950408889634f
+#ifndef KVF_PLANT
+#define KVF_PLANT 0 /* tests: a mistake that they must see */
+#endif
+
+template <int DIM> struct layout {
+    static const int stride = DIM + PAD; /* of a row in shared memory, in halves */
+    static const int tile = PAGE * stride; /* K or V of one page and head */
+    static const int stage = 2 * tile;
+    static const size_t bytes = (size_t)WARPS * STAGES * stage * sizeof(__half);
+    /* The merge uses the same memory after the pages: per warp and row, output, maximum and sum. */
+    static const size_t merge_bytes = (size_t)WARPS * ROWS * (DIM + 2) * sizeof(float);
+    static const size_t shared = bytes > merge_bytes ? bytes : merge_bytes;
+};
+
+struct softmax {
+    float top[2], sum[2]; /* of rows lane / 4 and lane / 4 + 8 */
+};
+
+/* Starts the copy of a page; rows past the context become zeros. */
+template <int DIM>
+KVF_DEVICE void fetch(const kvf_cuda_decode &a, __half *to, uint32_t block, uint32_t head, int tokens, int lane) {
+    const __half *k = (const __half *)(a.pages + block * a.page_bytes) + (size_t)head * PAGE * DIM;
+    const __half *v = k + (size_t)a.kv_heads * PAGE * DIM;
+    for (int i = lane; i < PAGE * DIM / 8; i += 32) {
+        int token = i / (DIM / 8), at = i % (DIM / 8) * 8, bytes = token < tokens ? 16 : 0;
+        kvf_copy_async16(to + token * layout<DIM>::stride + at, k + token * DIM + at, bytes);
+        kvf_copy_async16(to + layout<DIM>::tile + token * layout<DIM>::stride + at, v + token * DIM + at, bytes);
+    }
+}
+
+/* Queries as A operands: rows past the group are zero. */
+template <int DIM> KVF_DEVICE void load_queries(uint32_t (*q)[4], const __half *from, int group, int lane) {
+    for (int k = 0; k < DIM / 16; k++) {
+        for (int i = 0; i < 4; i++) {
+            int row = lane / 4 + (i & 1) * 8, at = k * 16 + (lane & 3) * 2 + (i >> 1) * 8;
+            q[k][i] = row < group ? *(const uint32_t *)(from + row * DIM + at) : 0;
+        }
+    }
+}
+
+KVF_DEVICE uint32_t pack_halves(float low, float high) {
+    __half2 h = __floats2half2_rn(low, high);
+    return *(uint32_t *)&h;
+}
+
+/* s: scores of 16 rows x 16 tokens. On return probabilities, relative to the new maximum; out is rescaled to it. */
+template <int DIM> KVF_DEVICE void soften(softmax *m, float (*s)[4], float (*out)[4]) {
+    for (int r = 0; r < 2; r++) {
+        float top = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+        top = fmaxf(top, __shfl_xor_sync(KVF_WARP_ALL, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(KVF_WARP_ALL, top, 2));
+        top = fmaxf(top, m->top[r]);
+        float shrink = exp2f(m->top[r] - top), sum = 0;
+        for (int t = 0; t < 2; t++) {
+            for (int i = 2 * r; i < 2 * r + 2; i++) {
+                s[t][i] = exp2f(s[t][i] - top);
+                sum += s[t][i];
+            }
+        }
+        sum += __shfl_xor_sync(KVF_WARP_ALL, sum, 1);
+        sum += __shfl_xor_sync(KVF_WARP_ALL, sum, 2);
+        m->sum[r] = m->sum[r] * shrink + sum;
+        m->top[r] = top;
+        for (int d = 0; d < DIM / 8; d++) {
+            out[d][2 * r] *= shrink;
+            out[d][2 * r + 1] *= shrink;
+        }
+    }
+}
+
+/* One page: 16 rows of queries against its `tokens` first tokens. */
+template <int DIM>
+KVF_DEVICE void attend(
+    const __half *k, const uint32_t (*q)[4], int tokens, float scale, softmax *m, float (*out)[4], int lane) {
+    const int stride = layout<DIM>::stride;
+    const __half *v = k + layout<DIM>::tile;
+    float s[2][4] = {};
+    for (int step = 0; step < DIM / 16; step++) {
+        uint32_t b[4]; /* tokens 0-7 in b[0], b[1], tokens 8-15 in b[2], b[3] */
+        kvf_load_matrix_x4(b, k + (lane % 8 + lane / 16 * 8) * stride + step * 16 + lane / 8 % 2 * 8);
+        kvf_mma_f16(s[0], q[step], b);
+        kvf_mma_f16(s[1], q[step], b + 2);
+    }
+    for (int t = 0; t < 2; t++)
+        for (int i = 0; i < 4; i++) s[t][i] = t * 8 + (lane & 3) * 2 + (i & 1) < tokens ? s[t][i] * scale : -INFINITY;
+    soften<DIM>(m, s, out);
+    uint32_t p[4] = {pack_halves(s[0][0], s[0][1]), pack_halves(s[0][2], s[0][3]), pack_halves(s[1][0], s[1][1]),
+        pack_halves(s[1][2], s[1][3])};
+    for (int d = 0; d < DIM / 16; d++) {
+        uint32_t b[4]; /* dims 0-7 in b[0], b[1], dims 8-15 in b[2], b[3] */
+        kvf_load_matrix_x4_trans(b, v + (lane % 16) * stride + d * 16 + lane / 16 * 8);
+        kvf_mma_f16(out[2 * d], p, b);
+        kvf_mma_f16(out[2 * d + 1], p, b + 2);
+    }
+}
+
+/* A warp's state to shared memory: [row][DIM + 2], the last two are maximum and sum. */
+template <int DIM> KVF_DEVICE void put_state(float *to, const softmax &m, const float (*out)[4], int lane) {
+    for (int r = 0; r < 2; r++) {
+        float *row = to + (lane / 4 + 8 * r) * (DIM + 2);
+        for (int d = 0; d < DIM / 8; d++) {
+            row[d * 8 + (lane & 3) * 2] = out[d][2 * r];
+            row[d * 8 + (lane & 3) * 2 + 1] = out[d][2 * r + 1];
+        }
+        if ((lane & 3) == 0) {
+            row[DIM] = m.top[r];
+            row[DIM + 1] = m.sum[r];
+        }
+    }
+}
+
+/* Element d of a row, folded over `count` states from the first on; they lie `apart` floats from each other. */
+KVF_DEVICE float fold(const float *state, int dim, int d, int count, size_t apart, float *top_out, float *sum_out) {
+    float top = -INFINITY, sum = 0, value = 0;
+    for (int i = 0; i < count; i++, state += apart) {
+        if (state[dim + 1] == 0) continue; /* saw no token */
+        float next = fmaxf(top, state[dim]), old = exp2f(top - next), now = exp2f(state[dim] - next);
+        sum = sum * old + state[dim + 1] * now;
+        value = value * old + state[d] * now;
+        top = next;
+    }
+    *top_out = top;
+    *sum_out = sum;
+    return value;
+}
+
+/* grid: splits, key heads, sequences. */
+template <int DIM> static __global__ void __launch_bounds__(WARPS * 32) decode_split(kvf_cuda_decode a) {
+    KVF_SHARED(__half, shared);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
+    uint32_t split = blockIdx.x, head = blockIdx.y, seq = blockIdx.z, context = a.contexts[seq];
+    if (split * KVF_CUDA_SPLIT >= context) return; /* the whole block */
+    const uint32_t *table = a.block_tables + (size_t)seq * a.table_stride;
+    int begin = split * (KVF_CUDA_SPLIT / PAGE);
+    int end = min(begin + KVF_CUDA_SPLIT / PAGE, (int)((context + PAGE - 1) / PAGE));
+    __half *pages = shared + warp * STAGES * layout<DIM>::stage;
+    uint32_t q[DIM / 16][4];
+    float out[DIM / 8][4] = {};
+    softmax m = {{-INFINITY, -INFINITY}, {0, 0}};
+    load_queries<DIM>(q, (const __half *)a.q + ((size_t)seq * a.heads + head * group) * DIM, group, lane);
+
+    for (int s = 0; s < STAGES; s++) {
+        int page = begin + warp + s * WARPS;
+        if (page < end) fetch<DIM>(a, pages + s * layout<DIM>::stage, table[page], head, context - page * PAGE, lane);
+        kvf_copy_commit();
+    }
+    for (int page = begin + warp, stage = 0; page < end; page += WARPS, stage = (stage + 1) % STAGES) {
+        if (KVF_PLANT != 1) kvf_copy_wait<STAGES - 1>();
+        if (KVF_PLANT != 2) __syncwarp(); /* each lane waited for its own copies only */
+        const __half *k = pages + stage * layout<DIM>::stage;
+        attend<DIM>(k, q, min((int)PAGE, (int)(context - page * PAGE)), a.scale * LOG2_E, &m, out, lane);
+        if (KVF_PLANT != 3) __syncwarp(); /* all have read it: it may be filled again */
+        int next = page + STAGES * WARPS;
+        if (next < end) fetch<DIM>(a, (__half *)k, table[next + (KVF_PLANT == 4)], head, context - next * PAGE, lane);
+        kvf_copy_commit();
+    }
+    kvf_copy_wait<0>();
+    __syncthreads(); /* pages are read: the memory is the merge's */
+    float *merge = (float *)shared;
+    put_state<DIM>(merge + warp * ROWS * (DIM + 2), m, out, lane);
+    if (KVF_PLANT != 5) __syncthreads();
+    for (int i = threadIdx.x; i < group * DIM; i += WARPS * 32) {
+        int row = i / DIM, d = i % DIM;
+        float top, sum, value = fold(merge + row * (DIM + 2), DIM, d, WARPS, ROWS * (DIM + 2), &top, &sum);
+        float *to = a.partial + (((size_t)seq * a.heads + head * group + row) * gridDim.x + split) * (DIM + 2);
+        to[d] = value;
+        if (d == 0) {
+            to[DIM] = top;
+            to[DIM + 1] = sum;
+        }
+    }
+}
+
+/* grid: heads, sequences; one thread a value. */
+static __global__ void decode_fold(kvf_cuda_decode a, uint32_t splits_max) {
+    uint32_t head = blockIdx.x, seq = blockIdx.y, d = threadIdx.x;
+    uint32_t splits = (a.contexts[seq] + KVF_CUDA_SPLIT - 1) / KVF_CUDA_SPLIT;
+    if (KVF_PLANT == 6 && splits > 1) splits--;
+    size_t row = (size_t)seq * a.heads + head, apart = a.head_dim + 2;
+    float top, sum, value = fold(a.partial + row * splits_max * apart, a.head_dim, d, splits, apart, &top, &sum);
+    ((__half *)a.out)[row * a.head_dim + d] = __float2half(value / sum);
+}
+
+static uint32_t splits_of(uint32_t context_max) { return (context_max + KVF_CUDA_SPLIT - 1) / KVF_CUDA_SPLIT; }
+
+size_t kvf_cuda_decode_partial_floats(uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t context_max) {
+    return (size_t)sequences * heads * splits_of(context_max) * (head_dim + 2);
+}
+
+template <int DIM> static void launch(const kvf_cuda_decode &a, void *stream) {
+    uint32_t splits = splits_of(a.context_max);
+#ifdef __CUDACC__
+    cudaFuncSetAttribute(decode_split<DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)layout<DIM>::shared);
+#endif
+    KVF_LAUNCH(
+        decode_split<DIM>, dim3(splits, a.kv_heads, a.sequences), dim3(WARPS * 32), layout<DIM>::shared, stream, a);
+    KVF_LAUNCH(decode_fold, dim3(a.heads, a.sequences), dim3(DIM), 0, stream, a, splits);
+}
+
+int kvf_cuda_decode_attention(const kvf_cuda_decode *args, void *stream) {
+    kvf_cuda_decode a = *args;
+    if (a.sequences == 0) return 0;
+    if (a.kv_heads == 0 || a.heads % a.kv_heads || a.heads / a.kv_heads > KVF_CUDA_GROUP_MAX) return -1;
+    switch (a.head_dim) {
+    case 64: launch<64>(a, stream); return 0;
+    case 80: launch<80>(a, stream); return 0;
+    case 96: launch<96>(a, stream); return 0;
+    case 128: launch<128>(a, stream); return 0;
+    case 256: launch<256>(a, stream); return 0;
+    default: return -1;
+    }
+}

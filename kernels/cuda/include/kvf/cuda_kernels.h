@@ -1,0 +1,72 @@
+/* kvf/cuda_kernels.h - launches of the device kernels. All pointers are device memory unless said; `stream` is a
+ * cudaStream_t. Nothing here waits for the device. Launch errors are the runtime's (cudaGetLastError).
+ *
+ * Activations between matrix products are f16 (kvf_half: two bytes, no type of its own in C); the residual stream is
+ * f32. Pages are as on the CPU: K [kv_heads][16][head_dim], then V the same, f16; page of block b of a layer at
+ * pages + b * page_bytes.
+ *
+ * Same inputs give the same bits in any batch: reductions have fixed shapes, attention is cut at fixed positions. To
+ * the CPU's results these agree within the tolerances of docs/gpu.md. */
+#ifndef KVF_CUDA_KERNELS_H
+#define KVF_CUDA_KERNELS_H
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef uint16_t kvf_half_bits; /* IEEE binary16 */
+
+#define KVF_CUDA_GROUP_MAX 16 /* query heads that share a key head */
+#define KVF_CUDA_SPLIT 256 /* positions of one partial result of decode attention */
+
+/* x[row] = table[tokens[row]]; hidden: a multiple of 8. */
+void kvf_cuda_embed(
+    float *x, const kvf_half_bits *table, const uint32_t *tokens, uint32_t rows, uint32_t hidden, void *stream);
+
+/* If `add` is not NULL, x[row] += add[row] first. out[row] = x[row] / sqrt(mean(x[row]^2) + eps) * w. */
+void kvf_cuda_rms_norm(kvf_half_bits *out, float *x, const kvf_half_bits *add, const float *w, float eps, uint32_t rows,
+    uint32_t hidden, void *stream);
+
+/* out[row][i] = g / (1 + exp(-g)) * u with g = gate_up[row][i], u = gate_up[row][ffn + i]; ffn: a multiple of 8. */
+void kvf_cuda_swiglu(kvf_half_bits *out, const kvf_half_bits *gate_up, uint32_t rows, uint32_t ffn, void *stream);
+
+/* Rows of queries, keys and values as the projection leaves them: [heads + 2 * kv_heads][head_dim]. */
+typedef struct {
+    const kvf_half_bits *qkv;
+    const float *bias; /* as one row, or NULL */
+    const float *q_norm, *k_norm; /* [head_dim], or NULL: RMS norm of each head before rotation */
+    float eps;
+    const float *cos_sin; /* [position][2 * pairs]: cosines, then sines */
+    uint32_t pairs; /* the first 2 * pairs values of a head are rotated */
+    uint32_t halves; /* 1: pair i is (i, i + pairs); 0: (2i, 2i + 1) */
+    uint32_t heads, kv_heads, head_dim, rows;
+    const uint32_t *positions; /* of each row */
+    const uint32_t *blocks; /* physical block each row's key and value go to */
+    kvf_half_bits *q; /* out: [rows][heads][head_dim], rotated */
+    uint8_t *pages; /* out: of this layer */
+    size_t page_bytes;
+} kvf_cuda_qkv;
+void kvf_cuda_qkv_store(const kvf_cuda_qkv *a, void *stream);
+
+/* Attention of one token per sequence over its pages. */
+typedef struct {
+    kvf_half_bits *out; /* [sequences][heads][head_dim] */
+    const kvf_half_bits *q; /* the same shape */
+    const uint8_t *pages;
+    size_t page_bytes;
+    const uint32_t *block_tables; /* [sequences][table_stride] */
+    uint32_t table_stride;
+    const uint32_t *contexts; /* positions of each sequence, its own token included; at least 1 */
+    uint32_t context_max; /* host's upper bound of them */
+    uint32_t sequences, heads, kv_heads, head_dim; /* head_dim: 64, 80, 96, 128, 256 */
+    float scale;
+    float *partial; /* kvf_cuda_decode_partial_floats */
+} kvf_cuda_decode;
+size_t kvf_cuda_decode_partial_floats(uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t context_max);
+/* 0, or -1 where no kernel exists for this head_dim or group. */
+int kvf_cuda_decode_attention(const kvf_cuda_decode *a, void *stream);
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,67 @@
+/* qkv.cu - bias, norm and rotation of queries and keys, and the write of keys and values into their pages, in one pass
+ * over what the projection left. One warp a head: a head's values stay in the warp. */
+#include "kvf/cuda_kernels.h"
+#include "port.h"
+
+enum { WARPS = 4, PAGE_TOKENS = 16, VALUES_MAX = 8 /* of one lane: head_dim <= 256 */ };
+
+KVF_DEVICE float warp_sum(float v) {
+    for (int away = 16; away; away >>= 1) v += __shfl_xor_sync(KVF_WARP_ALL, v, away);
+    return v;
+}
+
+/* shared: the head as f32, for pairs that lie in two lanes. */
+KVF_DEVICE void rotate(const kvf_cuda_qkv &a, const float *angles, const float *head, int lane, float *v) {
+    for (uint32_t k = 0, d = lane; d < a.head_dim; d += 32, k++) {
+        if (d >= 2 * a.pairs) continue;
+        uint32_t pair = a.halves ? d % a.pairs : d / 2, first = a.halves ? d < a.pairs : d % 2 == 0;
+        float c = angles[pair], s = angles[a.pairs + pair];
+        uint32_t other = a.halves ? (first ? d + a.pairs : d - a.pairs) : d ^ 1;
+        float o = head[other];
+        v[k] = first ? fmaf(v[k], c, -(o * s)) : fmaf(o, s, v[k] * c);
+    }
+}
+
+/* grid: heads of all three kinds by WARPS, rows. */
+static __global__ void __launch_bounds__(WARPS * 32) store_heads(kvf_cuda_qkv a) {
+    KVF_SHARED(float, heads);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t all = a.heads + 2 * a.kv_heads, h = blockIdx.x * WARPS + warp, row = blockIdx.y;
+    if (h >= all) return;
+    bool is_q = h < a.heads, is_k = !is_q && h < a.heads + a.kv_heads;
+    const __half *from = (const __half *)a.qkv + ((size_t)row * all + h) * a.head_dim;
+    float *head = heads + warp * a.head_dim, v[VALUES_MAX], squares = 0;
+    for (uint32_t k = 0, d = lane; d < a.head_dim; d += 32, k++) {
+        v[k] = __half2float(from[d]);
+        if (a.bias) v[k] += a.bias[h * a.head_dim + d];
+        squares += v[k] * v[k];
+    }
+    const float *norm = is_q ? a.q_norm : is_k ? a.k_norm : NULL;
+    if (norm) {
+        float r = rsqrtf(warp_sum(squares) / a.head_dim + a.eps);
+        for (uint32_t k = 0, d = lane; d < a.head_dim; d += 32, k++) v[k] *= r * norm[d];
+    }
+    uint32_t position = a.positions[row];
+    if (is_q || is_k) {
+        for (uint32_t k = 0, d = lane; d < a.head_dim; d += 32, k++) head[d] = v[k];
+        __syncwarp();
+        rotate(a, a.cos_sin + (size_t)position * 2 * a.pairs, head, lane, v);
+    }
+    __half *to;
+    if (is_q) {
+        to = (__half *)a.q + ((size_t)row * a.heads + h) * a.head_dim;
+    } else {
+        uint32_t place = h - a.heads; /* keys of all heads, then values of all heads: as in the page */
+        to = (__half *)(a.pages + a.blocks[row] * a.page_bytes) +
+             ((size_t)place * PAGE_TOKENS + position % PAGE_TOKENS) * a.head_dim;
+    }
+    for (uint32_t k = 0, d = lane; d < a.head_dim; d += 32, k++) to[d] = __float2half(v[k]);
+}
+
+void kvf_cuda_qkv_store(const kvf_cuda_qkv *args, void *stream) {
+    kvf_cuda_qkv a = *args;
+    uint32_t all = a.heads + 2 * a.kv_heads;
+    if (a.rows == 0) return;
+    KVF_LAUNCH(store_heads, dim3((all + WARPS - 1) / WARPS, a.rows), dim3(WARPS * 32),
+        WARPS * a.head_dim * sizeof(float), stream, a);
+}

@@ -1,0 +1,145 @@
+/* Row kernels and the fused write of queries, keys and values, on the emulator against the CPU's ref table. */
+#include "cuda_test.h"
+
+enum { PAGE = 16 };
+static const double LIMIT = 4e-4; /* one rounding to f16 */
+
+static const kvf_kernel_ops *ref(void) { return kvf_kernels_find("ref"); }
+
+/* ---- rows.cu ---- */
+
+static void check_norm(uint32_t rows, uint32_t hidden, bool with_add) {
+    maker m;
+    std::vector<float> x(rows * hidden), w(hidden), want(rows * hidden);
+    for (auto &v : x) v = m.next() * 3;
+    for (auto &v : w) v = 1 + 0.1f * m.next();
+    halves add = make_halves(m, rows * hidden), out(rows * hidden, 0xFFFF);
+    std::vector<float> sum = x, got_x = x;
+    for (size_t i = 0; i < x.size() && with_add; i++) sum[i] += float_of(add[i]);
+    for (uint32_t r = 0; r < rows; r++) ref()->rms_norm(&sum[r * hidden], w.data(), 1e-5f, hidden, &want[r * hidden]);
+    kvf_cuda_rms_norm(out.data(), got_x.data(), with_add ? add.data() : NULL, w.data(), 1e-5f, rows, hidden, NULL);
+    assert_near("rms norm", out, want, LIMIT);
+    assert_memory_equal(got_x.data(), sum.data(), sum.size() * sizeof sum[0]); /* the residual is exact */
+}
+
+static void norm_with_and_without_residual(void **state) {
+    in_all_orders([] {
+        check_norm(3, 576, false);
+        check_norm(2, 72, true);
+    });
+    check_norm(1, 4096, true);
+}
+
+static void swiglu_as_ref(void **state) {
+    const uint32_t rows = 3, ffn = 1536 + 8;
+    maker m;
+    halves in = make_halves(m, rows * 2 * ffn, 6), out(rows * ffn, 0xFFFF);
+    std::vector<float> want(rows * ffn), row = floats_of(in);
+    for (uint32_t r = 0; r < rows; r++) {
+        float *gate = &row[r * 2 * ffn];
+        ref()->swiglu(gate, gate + ffn, ffn);
+        memcpy(&want[r * ffn], gate, ffn * sizeof(float));
+    }
+    kvf_cuda_swiglu(out.data(), in.data(), rows, ffn, NULL);
+    assert_near("swiglu", out, want, LIMIT);
+}
+
+static void embedding_is_exact(void **state) {
+    const uint32_t hidden = 576, vocab = 10;
+    const std::vector<uint32_t> tokens = {9, 0, 3, 3};
+    maker m;
+    halves table = make_halves(m, vocab * hidden);
+    std::vector<float> x(tokens.size() * hidden, NAN);
+    kvf_cuda_embed(x.data(), table.data(), tokens.data(), (uint32_t)tokens.size(), hidden, NULL);
+    for (size_t r = 0; r < tokens.size(); r++)
+        for (uint32_t i = 0; i < hidden; i++) assert_true(x[r * hidden + i] == float_of(table[tokens[r] * hidden + i]));
+}
+
+/* ---- qkv.cu ---- */
+
+struct shape {
+    uint32_t heads, kv_heads, dim, pairs;
+    bool halves, bias, norms;
+};
+
+static void qkv_by_ref(const shape &s, const kvf_cuda_qkv &a, std::vector<float> *q, std::vector<float> *kv) {
+    uint32_t all = s.heads + 2 * s.kv_heads;
+    for (uint32_t r = 0; r < a.rows; r++) {
+        std::vector<float> row(all * s.dim);
+        for (uint32_t i = 0; i < row.size(); i++)
+            row[i] = float_of(a.qkv[r * row.size() + i]) + (a.bias ? a.bias[i] : 0);
+        for (uint32_t h = 0; h < s.heads + s.kv_heads; h++) {
+            const float *norm = h < s.heads ? a.q_norm : a.k_norm;
+            if (norm) ref()->rms_norm(&row[h * s.dim], norm, a.eps, s.dim, &row[h * s.dim]);
+        }
+        ref()->rope(row.data(), s.heads + s.kv_heads, s.dim, a.cos_sin + (size_t)a.positions[r] * 2 * s.pairs, s.pairs,
+            s.halves);
+        q->insert(q->end(), row.begin(), row.begin() + s.heads * s.dim);
+        kv->insert(kv->end(), row.begin() + s.heads * s.dim, row.end());
+    }
+}
+
+static void check_qkv(const shape &s) {
+    const std::vector<uint32_t> positions = {0, 15, 16, 40}, blocks = {2, 2, 0, 1};
+    uint32_t rows = (uint32_t)positions.size(), all = s.heads + 2 * s.kv_heads;
+    maker m;
+    halves qkv = make_halves(m, (size_t)rows * all * s.dim), q(rows * s.heads * s.dim, 0xFFFF);
+    std::vector<float> bias(all * s.dim), norm(s.dim), angles(41 * 2 * s.pairs), want_q, want_kv;
+    std::vector<double> frequency(s.pairs);
+    for (auto &v : bias) v = m.next();
+    for (auto &v : norm) v = 1 + 0.2f * m.next();
+    kvf_rope_frequencies(10000, 1, NULL, 2 * s.pairs, frequency.data());
+    for (uint32_t p = 0; p < 41; p++) kvf_rope_angles(frequency.data(), s.pairs, p, &angles[p * 2 * s.pairs]);
+    size_t page_bytes = (size_t)2 * s.kv_heads * PAGE * s.dim * sizeof(kvf_half_bits);
+    std::vector<uint8_t> pages(3 * page_bytes, 0xEE);
+    kvf_cuda_qkv a = {};
+    a.qkv = qkv.data();
+    a.bias = s.bias ? bias.data() : NULL;
+    a.q_norm = a.k_norm = s.norms ? norm.data() : NULL;
+    a.eps = 1e-6f;
+    a.cos_sin = angles.data();
+    a.pairs = s.pairs;
+    a.halves = s.halves;
+    a.heads = s.heads;
+    a.kv_heads = s.kv_heads;
+    a.head_dim = s.dim;
+    a.rows = rows;
+    a.positions = positions.data();
+    a.blocks = blocks.data();
+    a.q = q.data();
+    a.pages = pages.data();
+    a.page_bytes = page_bytes;
+    qkv_by_ref(s, a, &want_q, &want_kv);
+    kvf_cuda_qkv_store(&a, NULL);
+    assert_near("queries", q, want_q, LIMIT);
+    halves kv; /* taken out of the pages by row, in the order of the projection */
+    for (uint32_t r = 0; r < rows; r++) {
+        kvf_half_bits *page = (kvf_half_bits *)(void *)&pages[blocks[r] * page_bytes];
+        for (uint32_t h = 0; h < 2 * s.kv_heads; h++)
+            for (uint32_t d = 0; d < s.dim; d++)
+                kv.push_back(page[((size_t)h * PAGE + positions[r] % PAGE) * s.dim + d]);
+    }
+    assert_near("keys and values", kv, want_kv, LIMIT);
+    size_t untouched = 0;
+    for (uint8_t byte : pages) untouched += byte == 0xEE;
+    assert_true(untouched >= pages.size() - rows * 2 * s.kv_heads * s.dim * 2); /* and nothing beside them */
+}
+
+static void heads_go_to_their_places(void **state) {
+    in_all_orders([] {
+        check_qkv({9, 3, 64, 32, false, false, false}); /* llama */
+        check_qkv({4, 2, 80, 40, true, true, false}); /* qwen2 */
+        check_qkv({4, 1, 128, 64, true, false, true}); /* qwen3 */
+        check_qkv({2, 1, 256, 32, true, true, true}); /* rotates a part */
+    });
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(norm_with_and_without_residual),
+        cmocka_unit_test(swiglu_as_ref),
+        cmocka_unit_test(embedding_is_exact),
+        cmocka_unit_test(heads_go_to_their_places),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
