@@ -247,6 +247,7 @@ kvf_page_verdict kvf_rx_on_page(
     if (verdict == KVF_PAGE_ACCEPT && !rx_take_block(rx, g, entry)) verdict = KVF_PAGE_NO_ROOM;
     if (verdict != KVF_PAGE_ACCEPT) {
         rx->counts.pages_rejected++;
+        rx->counts.rejected[verdict]++;
         return verdict;
     }
     kvf_block_id block = g->entries[entry].block;
@@ -322,6 +323,17 @@ kvf_time_ns kvf_rx_deadline(const kvf_rx *rx) {
     for (uint32_t i = 0; i < rx->config.grants_max; i++)
         if (rx_live(&rx->grants[i])) first = KVF_MIN(first, rx->grants[i].expires_ns);
     return first;
+}
+
+const char *kvf_page_verdict_text(kvf_page_verdict verdict) {
+    static const char *const texts[KVF_PAGE_VERDICTS] = {"accepted", "landed or landing already", "no such grant",
+        "grant of another link, or not opened", "block or layer outside the grant", "wrong length", "no free block"};
+    return texts[verdict];
+}
+
+uint64_t kvf_rx_counts_dropped(const kvf_rx_counts *c) {
+    return c->pages_duplicate + c->pages_corrupt + c->pages_rejected + c->opens_refused + c->opens_late +
+           c->frames_gone + c->frames_stale + c->commits_corrupt;
 }
 
 void kvf_rx_count(const kvf_rx *rx, kvf_rx_counts *out) { *out = rx->counts; }

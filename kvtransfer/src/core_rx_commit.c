@@ -14,14 +14,22 @@ static void rx_promise(kvf_rx *rx, rx_grant *g, bool *what) {
     *what = true;
 }
 
-static void rx_on_open(kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const uint8_t nonce[16], const kvf_frame *f) {
-    rx_grant *g = kvf_rx_find_grant(rx, f->open.grant);
+/* Of a grant that is not live: COMMITTED again, or GONE with what is remembered of it. true: it was committed. */
+static bool rx_answer_late(kvf_rx *rx, kvf_link_id link, uint64_t grant) {
     kvf_status reason = KVF_ERR_GONE;
+    bool committed = kvf_rx_buried(rx, grant, &reason) && reason == KVF_OK;
+    rx->counts.repeats += committed;
+    kvf_rx_say(rx, committed ? KVF_FRAME_COMMITTED : KVF_FRAME_GONE, link, grant, reason);
+    return committed;
+}
+
+static kvf_status rx_on_open(
+    kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const uint8_t nonce[16], const kvf_frame *f) {
+    rx_grant *g = kvf_rx_find_grant(rx, f->open.grant);
     if (!g) {
+        if (rx_answer_late(rx, link, f->open.grant)) return KVF_OK;
         rx->counts.opens_refused++;
-        bool known = kvf_rx_buried(rx, f->open.grant, &reason);
-        kvf_rx_say(rx, known && reason == KVF_OK ? KVF_FRAME_COMMITTED : KVF_FRAME_GONE, link, f->open.grant, reason);
-        return;
+        return KVF_ERR_GONE;
     }
     uint8_t proof[32];
     kvf_grant_proof(g->secret, nonce, g->id, g->request, g->attempt, f->open.turn, proof);
@@ -29,14 +37,14 @@ static void rx_on_open(kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const uint
     if (!proven || !kvf_request_id_equal(g->request, f->open.request) || g->attempt != f->open.attempt) {
         rx->counts.opens_refused++;
         kvf_rx_say(rx, KVF_FRAME_GONE, link, f->open.grant, KVF_ERR_AUTH);
-        return;
+        return KVF_ERR_AUTH;
     }
     /* Late on a link that the sender has left, or said twice after its link was cut. No answer: the hand-off is on
      * another link, or back on this one under a later turn, and would take GONE for its own. */
     bool late = f->open.turn < g->turn || (f->open.turn == g->turn && g->link != link);
     if (late && !KVF_MUTATED(MUTANT_LATE_OPEN)) {
         rx->counts.opens_late++;
-        return;
+        return KVF_ERR_STALE;
     }
     rx_set_state(g, RX_OPEN);
     g->link = link;
@@ -44,6 +52,7 @@ static void rx_on_open(kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const uint
     g->link_lost = false;
     g->expires_ns = time_after(now, rx->config.grant_ttl_ns);
     rx_promise(rx, g, &g->say_opened);
+    return KVF_OK;
 }
 
 static bool rx_complete(const kvf_rx *rx, const rx_grant *g) {
@@ -63,6 +72,7 @@ void kvf_rx_try_commit(kvf_rx *rx, rx_grant *g) {
     }
     bool same = g->commit_count == g->listed_count * rx->config.layers && g->commit_digest == g->digest;
     if (!same && !KVF_MUTATED(MUTANT_DIGEST_IGNORED)) {
+        rx->counts.commits_corrupt++;
         kvf_rx_say(rx, KVF_FRAME_GONE, g->link, g->id, KVF_ERR_CORRUPT);
         kvf_rx_lose(rx, g, KVF_ERR_CORRUPT);
         return;
@@ -75,47 +85,61 @@ void kvf_rx_try_commit(kvf_rx *rx, rx_grant *g) {
     rx->counts.commits++;
 }
 
-static void rx_on_commit(kvf_rx *rx, kvf_link_id link, const kvf_frame *f) {
+static kvf_status rx_on_commit(kvf_rx *rx, kvf_link_id link, const kvf_frame *f) {
     rx_grant *g = kvf_rx_find_grant(rx, f->commit.grant);
-    kvf_status reason = KVF_ERR_GONE;
     if (!g) {
-        bool known = kvf_rx_buried(rx, f->commit.grant, &reason);
+        bool committed = rx_answer_late(rx, link, f->commit.grant);
         rx_grant *slot = &rx->grants[(f->commit.grant & UINT16_MAX) % rx->config.grants_max];
-        if (KVF_MUTATED(MUTANT_COMMIT_TWICE) && known && reason == KVF_OK && slot->state == RX_FREE) {
+        if (KVF_MUTATED(MUTANT_COMMIT_TWICE) && committed && slot->state == RX_FREE) {
             rx_set_state(slot, RX_COMMITTED);
             rx->untold++;
         }
-        kvf_rx_say(rx, known && reason == KVF_OK ? KVF_FRAME_COMMITTED : KVF_FRAME_GONE, link, f->commit.grant, reason);
-        return;
+        rx->counts.frames_gone += !committed;
+        return committed ? KVF_OK : KVF_ERR_GONE;
     }
     /* Of a link that the grant has left, or that never opened it: no answer, it would meet a hand-off that has moved
      * on. */
-    if (g->state != RX_OPEN || (g->link != link && !KVF_MUTATED(MUTANT_NO_LINK_CHECK))) return;
+    if (g->state != RX_OPEN || (g->link != link && !KVF_MUTATED(MUTANT_NO_LINK_CHECK))) {
+        rx->counts.frames_stale++;
+        return KVF_ERR_STALE;
+    }
     KVF_ASSERT(f->commit.payload.len_bytes <= KVF_FRAME_COMMIT_PAYLOAD_MAX);
     g->commit_count = f->commit.page_count;
     g->commit_digest = f->commit.digest;
     g->payload_bytes = (uint32_t)f->commit.payload.len_bytes;
     if (g->payload_bytes) memcpy(g->payload, f->commit.payload.data, g->payload_bytes);
     kvf_rx_try_commit(rx, g);
+    return g->state == RX_LOST ? KVF_ERR_CORRUPT : KVF_OK;
 }
 
-void kvf_rx_on_frame(kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const uint8_t nonce[16], const kvf_frame *frame) {
+static kvf_status rx_on_cancel(kvf_rx *rx, kvf_link_id link, uint64_t grant) {
+    rx_grant *g = kvf_rx_find_grant(rx, grant);
+    if (!g) { /* both sides gave it up at the same time */
+        rx->counts.repeats++;
+        return KVF_OK;
+    }
+    if (g->state != RX_OPEN || g->link != link) {
+        rx->counts.frames_stale++;
+        return KVF_ERR_STALE;
+    }
+    kvf_rx_lose(rx, g, KVF_ERR_CANCELLED);
+    return KVF_OK;
+}
+
+kvf_status kvf_rx_on_frame(
+    kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const uint8_t nonce[16], const kvf_frame *frame) {
     KVF_ASSERT(link != KVF_LINK_NONE);
     switch (frame->kind) {
-    case KVF_FRAME_OPEN: rx_on_open(rx, now, link, nonce, frame); break;
-    case KVF_FRAME_COMMIT: rx_on_commit(rx, link, frame); break;
-    case KVF_FRAME_CANCEL: {
-        rx_grant *g = kvf_rx_find_grant(rx, frame->cancel.grant);
-        if (g && g->state == RX_OPEN && g->link == link) kvf_rx_lose(rx, g, KVF_ERR_CANCELLED);
-        break;
-    }
+    case KVF_FRAME_OPEN: return rx_on_open(rx, now, link, nonce, frame);
+    case KVF_FRAME_COMMIT: return rx_on_commit(rx, link, frame);
+    case KVF_FRAME_CANCEL: return rx_on_cancel(rx, link, frame->cancel.grant);
     case KVF_FRAME_RENEW:
         for (uint32_t i = 0; i < rx->config.grants_max; i++) {
             rx_grant *g = &rx->grants[i];
             if (g->state == RX_OPEN && g->link == link) g->expires_ns = time_after(now, rx->config.grant_ttl_ns);
         }
-        break;
-    default: break; /* the other direction's frames: the endpoint has closed such a link already */
+        return KVF_OK;
+    default: return KVF_ERR_FORMAT; /* the other direction's frames: the endpoint has closed such a link already */
     }
 }
 

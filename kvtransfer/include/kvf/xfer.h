@@ -60,8 +60,10 @@ typedef enum {
     KVF_PAGE_NOT_YOURS, /* grant of another link, or not opened */
     KVF_PAGE_NOT_LISTED, /* block or layer outside the grant */
     KVF_PAGE_BAD_LENGTH,
-    KVF_PAGE_NO_ROOM
+    KVF_PAGE_NO_ROOM,
+    KVF_PAGE_VERDICTS /* how many there are */
 } kvf_page_verdict;
+const char *kvf_page_verdict_text(kvf_page_verdict verdict);
 typedef struct {
     uint64_t grant;
     uint32_t block_logical, layer;
@@ -72,8 +74,11 @@ kvf_page_verdict kvf_rx_on_page(
     kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const kvf_page_header *header, kvf_landing *out);
 void kvf_rx_on_landed(kvf_rx *rx, kvf_time_ns now, const kvf_landing *landing, bool crc_ok);
 
-/* OPEN, COMMIT, CANCEL, RENEW. nonce: of this link. */
-void kvf_rx_on_frame(kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const uint8_t nonce[16], const kvf_frame *frame);
+/* OPEN, COMMIT, CANCEL, RENEW. nonce: of this link. KVF_OK: taken, or answered again. Else it was dropped, counted, and
+ * this is why: KVF_ERR_GONE no such grant (any more), KVF_ERR_AUTH wrong proof, KVF_ERR_STALE of a link that the grant
+ * has left or never had, KVF_ERR_CORRUPT count or digest differ and the grant is over, KVF_ERR_FORMAT not for us. */
+kvf_status kvf_rx_on_frame(
+    kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const uint8_t nonce[16], const kvf_frame *frame);
 /* The grants of the link are not over: their ttl runs on, and an OPEN with proof on another link takes them up again.
  */
 void kvf_rx_on_link_down(kvf_rx *rx, kvf_time_ns now, kvf_link_id link);
@@ -105,7 +110,12 @@ bool kvf_rx_next(kvf_rx *rx, kvf_rx_act *act);
 typedef struct {
     uint64_t pages_landed, bytes_landed, pages_duplicate, pages_corrupt, pages_rejected, commits, commits_missing,
         grants_lost, opens_refused, opens_late;
+    uint64_t rejected[KVF_PAGE_VERDICTS]; /* pages_rejected by verdict */
+    uint64_t frames_gone, frames_stale, commits_corrupt; /* COMMIT and CANCEL that were dropped */
+    uint64_t repeats; /* COMMIT, OPEN or CANCEL of a grant that had ended just so: no harm, not dropped */
 } kvf_rx_counts;
+/* Everything that was dropped. */
+uint64_t kvf_rx_counts_dropped(const kvf_rx_counts *counts);
 void kvf_rx_count(const kvf_rx *rx, kvf_rx_counts *out);
 uint32_t kvf_rx_open_grants(const kvf_rx *rx);
 

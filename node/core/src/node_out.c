@@ -323,6 +323,6 @@ void kvf_node_get_stats(const kvf_node *n, kvf_node_stats *out) {
     out->evictions = c.evictions;
     out->pages_received = rx.pages_landed;
     out->bytes_received = rx.bytes_landed;
-    out->frames_rejected = rx.pages_corrupt + rx.pages_rejected + rx.pages_duplicate + rx.opens_refused;
+    out->frames_rejected = kvf_rx_counts_dropped(&rx);
     out->events_next = kvf_kv_event_next(n->kv);
 }
