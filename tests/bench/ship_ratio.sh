@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # What shipping pages costs a lone request: time to first and to second token of one prompt with ALWAYS against NEVER, on an idle cluster,
-# alternating in one run, best of each. Prints the ratios, the transfer time and the part of it that computing did not hide.
+# alternating in one run, best of each. Prints the ratios, the transfer time and the part of it that computing did not hide, and what checking
+# the pages costs: CRC on both sides (xfer_bench --crc, same page size and number) as a share of the quickest hand-off's time from Reserve to
+# Committed (the prefill node's queue, prefill and exposed time), as if none of it were hidden.
 #   tests/bench/ship_ratio.sh [ROUNDS] [PROMPT_WORDS]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -54,3 +56,13 @@ awk -v a1="$a1" -v n1="$n1" -v a2="$a2" -v n2="$n2" -v m="$moved" -v p="$pages" 
   printf "last hand-off: %d pages in %.1f ms, first page sent to commit acknowledged\n", p, m/1000
 }'
 grep -E 'pages [1-9]' "$run/log" | grep -oE 'transfer [0-9.]+ms \(exposed [0-9.]+ms\)' | tail -1
+page_bytes=$(grep -oE 'pages [1-9][0-9]* bytes [0-9]+' "$run/log" | tail -1 | awk '{print $4 / $2}')
+crc=$(build/kvtransfer/xfer_bench --crc "$pages" "$page_bytes")
+echo "$crc"
+grep -oE "queue [0-9.]+ms prefill [0-9.]+ms transfer [0-9.]+ms \(exposed [0-9.]+ms\).* pages $pages " "$run/log" | tr -d '(ms)' | awk -v crc="$crc" -v p="$pages" '
+  { whole = $2 + $4 + $8; if (!best || whole < best) best = whole }
+  END {
+    n = split(crc, word, /[ ,]+/) # ends in "from memory N, from cache M ns a page": the sender reads from memory, the receiver has just copied
+    spent = p * (word[n - 6] + word[n - 3]) / 1e6
+    printf "crc of %d pages on both sides: %.2f ms of %.1f ms from Reserve to Committed: %.3f %%\n", p, spent, best, 100 * spent / best
+  }'
