@@ -64,6 +64,7 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->kv_memory_bytes = kvf_config_u64(c, "kv.memory");
     w->listen = kvf_config_string(c, "node.control");
     w->listen_transfer = has_transport(c, "tcp") ? kvf_config_string(c, "node.transfer") : NULL;
+    w->advertise_host = kvf_config_string(c, "node.advertise");
     w->shm = has_transport(c, "shm");
     w->chunk_tokens = kvf_config_u32(c, "prefill.chunk_tokens");
     w->chunk_tokens_mixed = KVF_MIN(kvf_config_u32(c, "decode.prefill_chunk_tokens"), w->chunk_tokens);

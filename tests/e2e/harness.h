@@ -100,7 +100,7 @@ typedef struct {
     bool cancel_at_once; /* before anything has come */
     bool top_p_given;
     float top_p;
-    float presence, frequency; /* penalties; 0: not given */
+    float repetition, presence, frequency; /* penalties; 0: not given */
 } e2e_ask;
 
 typedef struct {
@@ -168,6 +168,7 @@ size_t e2e_children(
 void e2e_usage(e2e_cluster *c, uint64_t *anon_kib, uint64_t *fds); /* summed over serve and its children */
 
 uint64_t e2e_anon_kib(pid_t pid); /* anonymous resident memory */
+uint64_t e2e_fds(pid_t pid);
 bool e2e_maps_shared(pid_t pid, const char *file); /* maps file read-only, no page of it is its own copy */
 
 /* ---- small things ---- */

@@ -75,6 +75,7 @@ static void end_all(void) {
         printf("left behind: process %d, its log is %s\n", (int)alive[i], alive_logs[i]);
         kill(alive[i], SIGTERM);
         kill(alive[i], SIGTERM); /* the second means: now */
+        kill(alive[i], SIGCONT); /* a frozen one hears nothing else */
         waitpid(alive[i], NULL, 0);
     }
 }
@@ -282,7 +283,7 @@ bool e2e_maps_shared(pid_t pid, const char *file) {
     return found && dirty == 0;
 }
 
-static uint64_t fds_of(pid_t pid) {
+uint64_t e2e_fds(pid_t pid) {
     char path[64];
     uint64_t count = 0;
     snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
@@ -299,6 +300,6 @@ void e2e_usage(e2e_cluster *c, uint64_t *anon_kib, uint64_t *fds) {
     *anon_kib = *fds = 0;
     for (size_t i = 0; i < count; i++) {
         *anon_kib += e2e_anon_kib(pids[i]);
-        *fds += fds_of(pids[i]);
+        *fds += e2e_fds(pids[i]);
     }
 }

@@ -51,6 +51,21 @@ static void make_input(request *q, const e2e_ask *a) {
     }
 }
 
+static void make_penalties(request *q, const e2e_ask *a) {
+    if (a->repetition != 0) {
+        q->sampling._repetition_penalty_case = KVFERRY__V1__SAMPLING_PARAMS___REPETITION_PENALTY_REPETITION_PENALTY;
+        q->sampling.repetition_penalty = a->repetition;
+    }
+    if (a->presence != 0) {
+        q->sampling._presence_penalty_case = KVFERRY__V1__SAMPLING_PARAMS___PRESENCE_PENALTY_PRESENCE_PENALTY;
+        q->sampling.presence_penalty = a->presence;
+    }
+    if (a->frequency != 0) {
+        q->sampling._frequency_penalty_case = KVFERRY__V1__SAMPLING_PARAMS___FREQUENCY_PENALTY_FREQUENCY_PENALTY;
+        q->sampling.frequency_penalty = a->frequency;
+    }
+}
+
 static void make_sampling(request *q, const e2e_ask *a) {
     kvferry__v1__sampling_params__init(&q->sampling);
     q->sampling._temperature_case = KVFERRY__V1__SAMPLING_PARAMS___TEMPERATURE_TEMPERATURE;
@@ -67,14 +82,7 @@ static void make_sampling(request *q, const e2e_ask *a) {
         q->sampling._top_p_case = KVFERRY__V1__SAMPLING_PARAMS___TOP_P_TOP_P;
         q->sampling.top_p = a->top_p;
     }
-    if (a->presence != 0) {
-        q->sampling._presence_penalty_case = KVFERRY__V1__SAMPLING_PARAMS___PRESENCE_PENALTY_PRESENCE_PENALTY;
-        q->sampling.presence_penalty = a->presence;
-    }
-    if (a->frequency != 0) {
-        q->sampling._frequency_penalty_case = KVFERRY__V1__SAMPLING_PARAMS___FREQUENCY_PENALTY_FREQUENCY_PENALTY;
-        q->sampling.frequency_penalty = a->frequency;
-    }
+    make_penalties(q, a);
     for (size_t i = 0; i < a->bias_count; i++) {
         kvferry__v1__logit_bias__init(&q->bias[i]);
         q->bias[i].token_id = a->bias_ids[i];

@@ -78,6 +78,8 @@ static const kvf_config_key keys[] = {
 
     KEY("node.control", ADDRESS, "127.0.0.1:0", 0, 0, "control", "gRPC of routers to this node"),
     KEY("node.transfer", ADDRESS, "127.0.0.1:0", 0, 0, "transfer", "page connections of other nodes to this one"),
+    KEY("node.advertise", STRING, NULL, 0, 0, "advertise",
+        "host that other nodes are told for page connections, where it is not the one of node.transfer"),
     CHOICE("node.transports", STRINGS, "shm,tcp", "shm tcp", "transports", "ways to move pages, best first"),
     KEY("node.heartbeat", DURATION, "200ms", 10 * MS, 60 * S, "node-heartbeat",
         "interval of a node's reports to its routers"),
