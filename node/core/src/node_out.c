@@ -73,8 +73,8 @@ static bool pop_act(kvf_node *n, kvf_node_act *act) {
         return false;
     }
     *act = n->acts[n->acts_head];
-    n->acts_head = (n->acts_head + 1) % n->acts_max;
     n->acts_count--;
+    n->acts_head = n->acts_count ? (n->acts_head + 1) % n->acts_max : 0; /* walking on would touch all of its memory */
     return true;
 }
 
@@ -185,9 +185,9 @@ void node_resend_tokens(kvf_node *n, uint32_t session) {
 void node_ack_tokens(kvf_node *n, uint32_t session, uint64_t number) {
     node_session *s = &n->sessions[session];
     while (s->out_sent > 0 && out_at(n, session, 0)->batch <= number + (MUTANT(5) ? 1u : 0u)) {
-        s->out_head = (s->out_head + 1) % n->config.outbox_max;
         s->out_count--;
         s->out_sent--;
+        s->out_head = s->out_count ? (s->out_head + 1) % n->config.outbox_max : 0; /* as the ring of actions */
     }
 }
 

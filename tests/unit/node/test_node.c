@@ -480,6 +480,38 @@ static void operators_get_answers(void **state) {
     assert_non_null(rig_last(&R, RIG_D, KVF_N_FLUSHED));
 }
 
+static uint32_t pages_touched(uint32_t node) {
+    const uint8_t *at = R.memory[node];
+    size_t bytes = kvf_node_size(&R.config[node]), page = 4096, left;
+    uint32_t touched = 0;
+    for (size_t i = 0; i < bytes; i += page) {
+        for (left = KVF_MIN(page, bytes - i); left > 0 && at[i + left - 1] == 0; left--) continue;
+        touched += left > 0;
+    }
+    return touched;
+}
+
+/* Rings that are empty begin again: a node that has been up for long holds no more memory than a fresh one. */
+static void time_alone_takes_no_memory(void **state) {
+    uint32_t first = 0;
+    for (uint32_t round = 0; round < 400; round++) {
+        R.log_count = 0;
+        rig_advance(&R, KVF_NS_PER_S);
+        if (round == 20) first = pages_touched(RIG_D);
+    }
+    assert_true(first > 0);
+    assert_int_equal(pages_touched(RIG_D), first);
+    for (uint32_t round = 0; round < 100; round++) {
+        R.log_count = 0;
+        kvf_work w = rig_work(100 + round, prompt, 40, 20);
+        w.ship_min = UINT32_MAX;
+        rig_reserve(&R, &w);
+        rig_advance(&R, KVF_NS_PER_S);
+        if (round == 40) first = pages_touched(RIG_D);
+    }
+    assert_int_equal(pages_touched(RIG_D), first);
+}
+
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 int main(void) {
     const struct CMUnitTest tests[] = {
@@ -506,6 +538,7 @@ int main(void) {
         T(draining_refuses_new_work_and_hands_over_at_its_deadline),
         T(ids_of_two_routers_do_not_meet),
         T(operators_get_answers),
+        T(time_alone_takes_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
