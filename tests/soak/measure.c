@@ -88,6 +88,7 @@ static int by_value(const void *a, const void *b) {
 trend trend_of(const double *minutes, const double *values, uint32_t count) {
     trend t = {.points = count};
     if (count < 8) return t;
+    t.minutes = minutes[count - 1] - minutes[0];
     size_t pairs = 0, all = (size_t)count * (count - 1) / 2;
     double *slopes = malloc(all * sizeof *slopes);
     assert_non_null(slopes);

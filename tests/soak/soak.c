@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 enum { THREADS = 64, FAULT_LOW_MS = 1000, FAULT_HIGH_MS = 5000, CALM_LEAST_S = 30, FAILURES_TOO_MANY = 100 };
-/* What a slope may be: beyond it only when the whole interval is. Allocators settle for minutes, and a calm time of
- * half a minute cannot tell less from noise. */
-static const double anon_kib_per_min_max = 512, fds_per_min_max = 2;
+/* What growth may be, by the low end of the interval. A window of seconds cannot tell a slope from what settles (every
+ * process touches each of its tables once): there the sum counts, and the slope where the window is of minutes. */
+static const double anon_kib_per_min_max = 64, anon_kib_max = 1024, fds_per_min_max = 2, window_min = 3;
 
 /* ---- what happened ---- */
 
@@ -139,10 +139,10 @@ static void execute(soak *s) {
 static void judge_slopes(soak *s) {
     for (uint32_t i = 0; i < MEMBERS; i++) {
         trend a = measure_anon(s->m, i), f = measure_fds(s->m, i);
-        if (a.low > anon_kib_per_min_max)
+        if ((a.minutes >= window_min && a.low > anon_kib_per_min_max) || a.low * a.minutes > anon_kib_max)
             journal_fail(
                 &s->journal, "%s: memory grows by %.0f KiB a minute, at least %.0f", s->c.m[i].id, a.slope, a.low);
-        if (f.low > fds_per_min_max)
+        if (f.low > fds_per_min_max && f.low * f.minutes > fds_per_min_max)
             journal_fail(
                 &s->journal, "%s: descriptors grow by %.1f a minute, at least %.1f", s->c.m[i].id, f.slope, f.low);
     }

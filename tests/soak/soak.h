@@ -151,6 +151,7 @@ uint64_t cluster_roll(cluster *c, uint64_t bound);
 
 typedef struct {
     double slope, low, high; /* per minute; 95 % interval */
+    double minutes; /* from the first point to the last */
     uint32_t points;
 } trend;
 trend trend_of(const double *minutes, const double *values, uint32_t count); /* Theil and Sen */
