@@ -100,6 +100,7 @@ void member_spawn(cluster *c, uint32_t index) {
     else
         spawn_node(c, m);
     m->starts++;
+    m->started_ns = e2e_now_ns();
     fresh = m->p;
     pthread_mutex_unlock(&c->lock);
     journal_say(c->journal, "%s starts as process %d, log %s", m->id, (int)fresh.pid, fresh.log);

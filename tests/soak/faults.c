@@ -137,7 +137,7 @@ static void weather(cluster *c, uint32_t i, fault_kind kind) {
     if (kind == FAULT_SLOW_PAGES) w.delay_ns = random_ns(c, 1, 50);
     if (kind == FAULT_SLOW_PAGES && cluster_roll(c, 2)) w.bytes_per_s = 20000 + cluster_roll(c, 400000);
     if (kind == FAULT_HOLD_CONTROL || kind == FAULT_HOLD_PAGES) w.hold = true;
-    if (kind == FAULT_CORRUPT_PAGES) w.flip_bytes = 20000 + cluster_roll(c, 200000);
+    if (kind == FAULT_CORRUPT_PAGES) w.flip_bytes = 2000 + cluster_roll(c, 40000);
     for (uint32_t k = 0; k < 2; k++) proxy_set(c->net, control ? c->m[i].control_lane[k] : c->m[i].page_lane[k], &w);
     leave(c, &c->m[i], WEATHER, 300, cluster_roll(c, 3) ? 2000 : 7000);
 }

@@ -21,7 +21,7 @@ static void make_prompt(kind *k, size_t i, uint64_t *r) {
 }
 
 static void make_kind(kind *k, size_t i, uint64_t *r) {
-    static const uint32_t outputs[] = {1, 20, 60, 150, 2, 33, 90, 300};
+    static const uint32_t outputs[] = {1, 20, 60, 150, 2, 400, 90, 700};
     make_prompt(k, i, r);
     e2e_ask *a = &k->ask;
     a->max = outputs[e2e_random(r) % KVF_COUNT_OF(outputs)];

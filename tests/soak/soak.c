@@ -10,9 +10,17 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { THREADS = 64, FAULT_LOW_MS = 1000, FAULT_HIGH_MS = 5000, CALM_LEAST_S = 30, FAILURES_TOO_MANY = 100 };
+enum {
+    THREADS = 64,
+    FAULT_LOW_MS = 1000,
+    FAULT_HIGH_MS = 5000,
+    CALM_LEAST_S = 30,
+    FAILURES_TOO_MANY = 100,
+    SETTLE_S = 60
+};
 /* What growth may be, by the low end of the interval. A window of seconds cannot tell a slope from what settles (every
- * process touches each of its tables once): there the sum counts, and the slope where the window is of minutes. */
+ * process touches each of its tables once): there the sum counts, and the slope where the window is of minutes. A
+ * process that was started less than a minute before the calm is not judged at all. */
 static const double anon_kib_per_min_max = 64, anon_kib_max = 1024, fds_per_min_max = 2, window_min = 3;
 
 /* ---- what happened ---- */
@@ -125,6 +133,7 @@ static void execute(soak *s) {
     cluster_mend(&s->c, true);
     journal_say(&s->journal, "all are ready");
     measure_calm(s->m);
+    s->settled_ns = e2e_now_ns();
     calm(s, KVF_MAX(start + total, e2e_now_ns() + calm_ns / 2));
     measure_stop(s->m);
     load_stop(s->l);
@@ -139,6 +148,7 @@ static void execute(soak *s) {
 static void judge_slopes(soak *s) {
     for (uint32_t i = 0; i < MEMBERS; i++) {
         trend a = measure_anon(s->m, i), f = measure_fds(s->m, i);
+        if (s->settled_ns < s->c.m[i].started_ns + SETTLE_S * 1000000000ull) continue;
         if ((a.minutes >= window_min && a.low > anon_kib_per_min_max) || a.low * a.minutes > anon_kib_max)
             journal_fail(
                 &s->journal, "%s: memory grows by %.0f KiB a minute, at least %.0f", s->c.m[i].id, a.slope, a.low);

@@ -109,6 +109,7 @@ typedef struct {
     member_state state;
     uint64_t until_ns; /* when the state is mended */
     uint32_t starts;
+    uint64_t started_ns;
     char control[96]; /* nodes: unix:PATH, by turns; routers: client address */
     char admin[32];
     uint16_t page_port[2]; /* by turns: a replaced process still holds the other */
@@ -184,6 +185,7 @@ typedef struct {
     measure *m;
     uint64_t blocks_checked, leaked;
     uint32_t violations;
+    uint64_t settled_ns; /* when the calm began */
     bool clean;
     e2e_counters counters; /* of the nodes' last processes */
 } soak;
