@@ -55,6 +55,10 @@ static void check_holders(sim *s, uint32_t node) {
         if (b->uses != t.uses[i])
             sim_fail(s, "I3: node %s block %u.%u has %u uses, %u operations are under way", name_of(s, node), i,
                 b->generation, b->uses, t.uses[i]);
+        if (b->state == KVF_BLOCK_FREE && s->node[node].generation[i] == b->generation)
+            sim_fail(
+                s, "I3: node %s block %u.%u is freed and keeps its generation", name_of(s, node), i, b->generation);
+        s->node[node].generation[i] = b->state == KVF_BLOCK_FREE ? 0 : b->generation;
         if (b->state == KVF_BLOCK_FILLING && t.pins[i] > 1)
             sim_fail(s, "I2: node %s block %u.%u is filled by %u", name_of(s, node), i, b->generation, t.pins[i]);
     }
@@ -174,7 +178,27 @@ void check_node_at_rest(sim *s, uint32_t node) {
     check_node_pages(s, node);
 }
 
-void count_deaths(sim *s, uint32_t node) {
+void check_flushed(sim *s, uint32_t node) {
+    if (s->node[node].core->kv->indexed) sim_fail(s, "node %s keeps names after a flush", name_of(s, node));
+}
+
+void check_forgotten(sim *s, uint32_t router) {
+    uint64_t epoch = s->router[router].epoch;
+    for (uint32_t i = 0; i < s->sessions; i++) {
+        const sim_session *c = &s->session[i];
+        if (c->router == router && (!c->node_down || s->now - c->node_down_at < SIM_ROUTER_GRACE_NS * 11 / 10)) return;
+    }
+    for (uint32_t node = 0; node < SIM_NODES; node++) {
+        if (!s->process[node].alive || s->process[node].frozen) continue;
+        const kvf_node *core = s->node[node].core;
+        for (uint32_t i = 0; i < core->config.requests_max; i++)
+            if (core->reqs[i].state != REQ_FREE && !core->reqs[i].ending && core->reqs[i].id.router_epoch == epoch)
+                sim_fail(s, "node %s holds a request of r%u, which has been dead for longer than the grace",
+                    name_of(s, node), router);
+    }
+}
+
+void count_deaths(sim *s, uint32_t node, bool failed) {
     const kvf_node *core = s->node[node].core;
     uint64_t told = 0;
     if (!s->process[node].alive || !core->step_running) return;
@@ -185,7 +209,8 @@ void count_deaths(sim *s, uint32_t node) {
             uint64_t client;
             if (!s->process[router_process(r)].alive) continue;
             if (!kvf_router_request_of(s->router[r].core, core->reqs[q->req].id, &id, &client)) continue;
-            if (!(told >> client & 1)) s->request[client].deaths++;
+            sim_request *hit = &s->request[client];
+            if (!(told >> client & 1)) (*(failed ? &hit->engine_failures : &hit->deaths))++;
             told |= 1ull << client;
         }
     }

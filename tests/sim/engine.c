@@ -11,8 +11,9 @@ uint64_t sim_chain(uint64_t before, uint32_t token) { return kvf_rng_mix(before 
 uint64_t sim_kept(uint64_t chain, uint32_t layer) { return chain + layer * 0x9e3779b97f4a7c15ull; }
 uint64_t sim_logprob(uint64_t chain, uint32_t token) { return kvf_rng_mix(chain + token); }
 
-uint32_t sim_next_token(uint64_t chain, uint32_t choice, bool *eos) {
-    uint64_t h = kvf_rng_mix(chain ^ (choice * 0x51ed27ull));
+/* Where the prompt ends matters too, as it does to penalties. */
+uint32_t sim_next_token(uint64_t chain, uint32_t prompt_count, uint32_t choice, bool *eos) {
+    uint64_t h = kvf_rng_mix(chain ^ (choice * 0x51ed27ull) ^ ((uint64_t)prompt_count << 40));
     *eos = h % 41 == 0;
     return (uint32_t)(kvf_rng_mix(h) % PLAN_VOCAB);
 }
@@ -72,7 +73,7 @@ static void sample(outcome *o, kvf_step_result *result, uint32_t index, const kv
     for (uint32_t p = 0; p < run->position + run->count; p++) chain = sim_chain(chain, run->tokens[p]);
     for (uint32_t k = 0; k < run->samples; k++) {
         bool eos;
-        uint32_t choice = run->choice_first + k, token = sim_next_token(chain, choice, &eos);
+        uint32_t choice = run->choice_first + k, token = sim_next_token(chain, run->prompt_count, choice, &eos);
         KVF_ASSERT(result->samples_count < ROWS_MAX);
         add_value(o, sim_logprob(chain, token));
         o->samples[result->samples_count++] = (kvf_step_sample){.run = index,

@@ -137,6 +137,13 @@ static void strike_router(sim *s, const plan_fault *f, uint32_t fault) {
     if (!p->alive || p->frozen) s->dirty &= ~(1u << who);
 }
 
+/* The cluster must not be left without anybody. */
+static bool others_live(const sim *s, uint32_t place) {
+    for (uint32_t i = 0; i < plan_nodes(s->plan); i++)
+        if (i != place && !s->gone[i]) return true;
+    return false;
+}
+
 static void cut_links(sim *s, const plan_fault *f) {
     for (uint32_t i = 0; i < s->links; i++) {
         uint64_t a = place_of(s->link[i].end[0]), b = place_of(s->link[i].end[1]);
@@ -150,8 +157,9 @@ static void strike_node(sim *s, const plan_fault *f, uint32_t fault) {
     kvf_time_ns until = s->now + us(f->for_us);
     switch (f->kind) {
     case FAULT_crash:
-        count_deaths(s, node);
+        count_deaths(s, node, false);
         node_die(s, node);
+        s->gone[f->node] |= f->arg == 6 && others_live(s, (uint32_t)f->node);
         restart_later(s, node, f->for_us);
         break;
     case FAULT_freeze: freeze(s, node, fault, f->for_us); break;
@@ -184,6 +192,9 @@ void on_fault(sim *s, uint32_t fault) {
         (uint32_t)f->node, (uint32_t)f->peer, (uint32_t)f->router, (unsigned long long)f->for_us,
         (unsigned long long)f->arg);
     s->count.faults[f->kind]++;
+    s->harmed |=
+        f->kind != FAULT_repeat && f->kind != FAULT_forge && f->kind != FAULT_flush && f->kind != FAULT_undrain;
+    s->harms += f->kind != FAULT_repeat && f->kind != FAULT_flush;
     switch (f->kind) {
     case FAULT_router_crash:
     case FAULT_router_freeze:

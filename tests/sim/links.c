@@ -19,9 +19,17 @@ static kvf_time_ns latency(sim *s, uint32_t index, uint64_t most_us) {
     static const uint8_t regimes[8] = {1, 1, 1, 1, 2, 4, 8, 20};
     sim_link *l = &s->link[index];
     uint64_t times = regimes[kvf_rng_at(s->plan->world.seed, 50000 + index, s->now / (4 * SIM_MS)) % 8];
+    uint64_t lag = 1;
     for (uint32_t side = 0; side < 2; side++)
-        if (s->node[l->end[side]].lag_until > s->now) times *= s->node[l->end[side]].lag;
+        if (s->node[l->end[side]].lag_until > s->now) lag = KVF_MAX(lag, s->node[l->end[side]].lag);
+    times *= lag;
     return us(1 + sim_draw(s, 100000 + index, &l->drawn, most_us * times));
+}
+
+/* Of a landing copy: mostly short, now and then long. */
+static kvf_time_ns copy_time(sim *s, uint32_t index) {
+    sim_link *l = &s->link[index];
+    return us(1 + sim_draw(s, 100000 + index, &l->drawn, draws(s, index, 10) ? 2000 : 30));
 }
 
 /* ------------------------------------------------------------------ up and down */
@@ -31,6 +39,7 @@ void link_cut(sim *s, uint32_t index, bool known) {
     sim_link *l = &s->link[index];
     if (l->cut) return;
     l->cut = true;
+    for (uint32_t i = 0; i < 2; i++) l->loses[i] = sim_draw(s, 100000 + index, &l->drawn, 2) == 0;
     TRACE(s, "link %u %s - %s is cut", index, s->node[l->end[0]].config.info.node, s->node[l->end[1]].config.info.node);
     for (uint32_t side = 0; side < 2; side++) {
         kvf_time_ns at = s->now + us(1 + sim_draw(s, 100000 + index, &l->drawn, 2000));
@@ -54,16 +63,22 @@ static uint32_t find_peer(const sim *s, const char *name, uint64_t epoch) {
     return SIM_NONE;
 }
 
-void link_call(sim *s, uint32_t node, const kvf_node_act *a) {
+static uint32_t link_new(sim *s, uint32_t from, uint32_t to) {
     if (s->links == s->links_max) {
         s->links_max = s->links_max ? 2 * s->links_max : 64;
         s->link = realloc(s->link, sizeof *s->link * s->links_max);
         KVF_ASSERT(s->link);
     }
-    uint32_t index = s->links++, peer = find_peer(s, a->connect.peer, a->connect.peer_epoch);
-    sim_link *l = &s->link[index];
-    *l = (sim_link){.end = {node, peer == SIM_NONE ? node : peer}};
+    sim_link *l = &s->link[s->links];
+    *l = (sim_link){.end = {from, to}};
     for (uint32_t side = 0; side < 2; side++) l->incarnation[side] = s->process[l->end[side]].incarnation;
+    return s->links++;
+}
+
+void link_call(sim *s, uint32_t node, const kvf_node_act *a) {
+    uint32_t peer = find_peer(s, a->connect.peer, a->connect.peer_epoch);
+    uint32_t index = link_new(s, node, peer == SIM_NONE ? node : peer);
+    sim_link *l = &s->link[index];
     kvf_node_on_calling(s->node[node].core, a->connect.peer, a->connect.peer_epoch, index);
     bool reached =
         peer != SIM_NONE && s->place_node[place_of(peer)] == peer && !s->process[peer].frozen && !link_blocked(s, l);
@@ -104,7 +119,7 @@ void on_heartbeat(sim *s, uint32_t node) {
             if (s->link[i].end[0] == node && s->link[i].incarnation[0] == s->process[node].incarnation &&
                 s->link[i].up[0] && !s->link[i].down[0])
                 link_send_frame(s, node, i, &(kvf_frame){.kind = KVF_FRAME_RENEW});
-    sim_push(s, s->now + SIM_HEARTBEAT_NS, EV_HEARTBEAT, node, 0);
+    sim_push(s, s->now + s->plan->world.lease_ms * SIM_MS / 4, EV_HEARTBEAT, node, 0);
 }
 
 /* ------------------------------------------------------------------ sending */
@@ -134,28 +149,41 @@ static bool repeats(sim *s, uint32_t index, uint32_t node) {
     return true;
 }
 
-/* Another link into the same node, by which a stranger might send what it has overheard. */
+/* A link of some other node into the same one, by which a stranger sends what it has overheard. */
 static uint32_t strangers_link(sim *s, uint32_t index) {
-    sim_link *l = &s->link[index];
-    uint32_t node = l->end[1];
+    uint32_t node = s->link[index].end[1], sender = s->link[index].end[0];
     if (s->healed || s->node[node].forge_until <= s->now || !draws(s, index, s->node[node].forge_percent))
         return SIM_NONE;
-    for (uint32_t i = 0; i < s->links; i++) {
-        uint32_t k = (uint32_t)((i + l->drawn) % s->links);
+    for (uint32_t k = 0; k < s->links; k++) {
         const sim_link *o = &s->link[k];
-        if (k != index && o->end[1] == node && o->up[1] && !o->down[1] &&
+        if (k != index && o->end[1] == node && o->end[0] != sender && o->up[1] && !o->down[1] && !o->cut &&
             o->incarnation[1] == s->process[node].incarnation)
             return k;
     }
-    return SIM_NONE;
+    uint32_t stranger = node;
+    for (uint32_t i = 0; i < SIM_NODES; i++)
+        if (i != node && i != sender && s->process[i].alive) stranger = i;
+    if (stranger == node) return SIM_NONE;
+    uint32_t k = link_new(s, stranger, node);
+    s->link[k].last[0] = s->link[k].last[1] = s->now + 2;
+    sim_push(s, s->now + 1, EV_LINK_UP, node, k);
+    return k;
+}
+
+/* Before the true one, or long after it. */
+static event *forged_arrival(sim *s, uint32_t index, ev_kind kind) {
+    sim_link *l = &s->link[index];
+    kvf_time_ns at =
+        s->now + us(1 + sim_draw(s, 100000 + index, &l->drawn, draws(s, index, 60) ? 30 : REPEAT_LATER_US));
+    event *e = sim_push(s, KVF_MAX(at, l->last[1] + 1), kind, l->end[1], index);
+    s->count.forged++;
+    return e;
 }
 
 static void forge_frame(sim *s, uint32_t index, const kvf_frame *f) {
     if (f->kind != KVF_FRAME_OPEN && f->kind != KVF_FRAME_COMMIT && f->kind != KVF_FRAME_CANCEL) return;
     uint32_t other = strangers_link(s, index);
-    if (other == SIM_NONE) return;
-    s->count.forged++;
-    again(s, other, 1, EV_FRAME)->payload = sim_clone_frame(f);
+    if (other != SIM_NONE) forged_arrival(s, other, EV_FRAME)->payload = sim_clone_frame(f);
 }
 
 bool link_has_room(void *self, kvf_link_id link) {
@@ -167,6 +195,9 @@ void link_send_frame(sim *s, uint32_t node, kvf_link_id link, const kvf_frame *f
     KVF_ASSERT(link < s->links);
     sim_link *l = &s->link[link];
     sim_note(s, ((uint64_t)f->kind << 48) ^ link);
+    if (f->kind == KVF_FRAME_GONE && f->gone.reason == KVF_ERR_CORRUPT)
+        sim_fail(s, "node %s: commit and pages of grant %llx differ", s->node[node].config.info.node,
+            (unsigned long long)f->gone.grant);
     if (l->cut) return; /* nobody has told us yet */
     uint32_t to = 1 - side_of(l, node);
     TRACE(s, "%s -> %s frame %d of link %u, grant %llx", s->node[node].config.info.node,
@@ -204,13 +235,12 @@ static void deliver_page(sim *s, uint32_t index, const sim_page *page) {
     arrival(s, index, 1, EV_PAGE, 60)->payload = page_copy(page);
     s->count.pages_moved++;
     if (repeats(s, index, l->end[1])) again(s, index, 1, EV_PAGE)->payload = page_copy(page);
-    uint32_t other = strangers_link(s, index);
+    uint32_t other = strangers_link(s, index), node = s->link[index].end[1];
     if (other == SIM_NONE) return;
     sim_page forged = *page; /* other bytes, and a CRC that fits them */
     for (uint32_t i = 0; i < KVF_KV_BLOCK_TOKENS; i++) forged.slot[i] = kvf_rng_mix(forged.slot[i] + 1);
-    forged.header.crc = kvf_page_crc(&forged.header, s->node[l->end[1]].config.info.epoch, forged.slot);
-    again(s, other, 1, EV_PAGE)->payload = page_copy(&forged);
-    s->count.forged++;
+    forged.header.crc = kvf_page_crc(&forged.header, s->node[node].config.info.epoch, forged.slot);
+    forged_arrival(s, other, EV_PAGE)->payload = page_copy(&forged);
 }
 
 void on_sent(sim *s, event *e) {
@@ -236,7 +266,8 @@ void on_sent(sim *s, event *e) {
 void on_frame(sim *s, const event *e) {
     sim_link *l = &s->link[e->index];
     const kvf_frame *f = e->payload;
-    if (l->down[side_of(l, e->who)]) return;
+    uint32_t side = side_of(l, e->who);
+    if (l->down[side] || (l->cut && l->loses[side])) return;
     s->count.frames_late += l->cut;
     touch(s, e->who);
     kvf_node_on_frame(s->node[e->who].core, sim_clock(s, e->who), e->index, f);
@@ -247,7 +278,7 @@ void on_page(sim *s, event *e) {
     sim_node *n = &s->node[e->who];
     sim_link *l = &s->link[e->index];
     sim_page *p = e->payload;
-    if (l->down[1]) return;
+    if (l->down[1] || (l->cut && l->loses[1])) return;
     s->count.frames_late += l->cut;
     touch(s, e->who);
     kvf_page_verdict v = kvf_node_on_page(n->core, sim_clock(s, e->who), e->index, &p->header, &p->landing);
@@ -265,7 +296,7 @@ void on_page(sim *s, event *e) {
         uint32_t block = p->landing.block.index;
         memcpy(n->pages[block].slot[p->landing.layer], p->slot, sizeof p->slot / 2);
         n->uses[block]++;
-        event *landed = sim_push(s, s->now + latency(s, e->index, 30), EV_LANDED, e->who, e->index);
+        event *landed = sim_push(s, s->now + copy_time(s, e->index), EV_LANDED, e->who, e->index);
         landed->payload = p;
         landed->arrived = true;
         e->payload = NULL;

@@ -29,7 +29,7 @@
     {"node", &sim_mutant_node, 7, 2000, "a hit pinned without room"},
     {"node", &sim_mutant_node, 8, 2000, "nothing left to compute"},
     {"node", &sim_mutant_node, 9, 2000, "booked room kept"},
-    {"node", &sim_mutant_node, 10, 2000, "a page shipped before it is full"},
+    {"node", &sim_mutant_node, 10, 2000, "the last, partly filled page not shipped"},
     {"node", &sim_mutant_node, 11, 2000, "a page shipped before its layer is done"},
     {"node", &sim_mutant_node, 12, 2000, "a grant not renewed while the prefill node queues"},
     {"node", &sim_mutant_node, 13, 2000, "a lower attempt followed"},

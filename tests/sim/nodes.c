@@ -23,8 +23,8 @@ static void node_config(sim *s, uint32_t node, kvf_node_config *c) {
         .sampling_bytes_max = 64,
         .expected_output = (uint32_t)p->expected,
         .events_max = 64,
-        .grant_ttl_ns = SIM_GRANT_TTL_NS,
-        .hold_ttl_ns = SIM_HOLD_TTL_NS,
+        .grant_ttl_ns = s->plan->world.lease_ms * SIM_MS,
+        .hold_ttl_ns = s->plan->world.lease_ms * SIM_MS,
         .router_grace_ns = SIM_ROUTER_GRACE_NS,
         .queue_ttl_ns = SIM_QUEUE_TTL_NS,
         .cancel_memory_ns = 300 * SIM_MS,
@@ -73,12 +73,13 @@ void node_start(sim *s, uint32_t node) {
     for (uint32_t i = 0; i < SIM_SLOTS; i++) n->session[i] = SIM_NONE;
     memset(n->uses, 0, sizeof n->uses);
     memset(n->verified, 0, sizeof n->verified);
+    memset(n->generation, 0, sizeof n->generation);
     n->pool_hash = 0;
     KVF_ASSERT(madvise(n->memory, n->memory_bytes, MADV_DONTNEED) == 0); /* fresh zeros, only where it is touched */
     memset(n->pages, 0, sizeof *n->pages * n->config.blocks);
     n->core = kvf_node_init(n->memory, &n->config, sim_clock(s, node));
     TRACE(s, "node %s starts, epoch %llx", n->config.info.node, (unsigned long long)n->config.info.epoch);
-    sim_push(s, s->now + SIM_HEARTBEAT_NS, EV_HEARTBEAT, node, 0);
+    sim_push(s, s->now + s->plan->world.lease_ms * SIM_MS / 4, EV_HEARTBEAT, node, 0);
 }
 
 /* Everybody it was connected to hears of it, but for those behind a partition. */
@@ -136,7 +137,7 @@ void on_step_done(sim *s, const event *e) {
     sim_engine_finish(n, &result);
     if (n->step_fails_next > 0 && !s->healed) {
         n->step_fails_next--;
-        count_deaths(s, e->who);
+        count_deaths(s, e->who, true);
         result.status = KVF_ERR_IO;
     }
     n->step_running = false;

@@ -123,9 +123,11 @@ void plan_of_seed(plan *p, uint64_t seed, bool faults) {
     w->routers = chance(&d, 35) ? 2 : 1;
     w->latency_us = between(&d, 20, 400);
     w->queue_max = chance(&d, 10) ? between(&d, 2, 8) : 200;
+    w->lease_ms = chance(&d, 40) ? 40 : 200;
+    w->weak_names = chance(&d, 10);
     bool tiny = chance(&d, 20), skewed = chance(&d, 50), logprobs = chance(&d, 20);
     for (uint32_t i = 0; i < plan_nodes(p); i++) make_node(&d, &p->node[i], tiny, skewed);
-    p->requests = (uint32_t)between(&d, 2, chance(&d, 15) ? PLAN_REQUESTS_MAX : 18);
+    p->requests = (uint32_t)between(&d, 2, chance(&d, 20) ? PLAN_REQUESTS_MAX : 20);
     uint64_t pace_us = between(&d, 200, 6000), at_us = 5000;
     for (uint32_t i = 0; i < p->requests; i++) {
         at_us += below(&d, 2 * pace_us) + (chance(&d, 5) ? below(&d, 300000) : 0);
@@ -133,7 +135,7 @@ void plan_of_seed(plan *p, uint64_t seed, bool faults) {
     }
     w->heal_us = at_us + between(&d, 100000, chance(&d, 30) ? 1500000 : 300000);
     if (!faults) return;
-    p->faults = (uint32_t)between(&d, 1, chance(&d, 10) ? 16 : 7);
+    p->faults = (uint32_t)between(&d, 1, chance(&d, 25) ? 24 : 10);
     /* Some seeds have one kind of trouble only, so that nothing else hides what it does. */
     uint32_t character = chance(&d, 25) ? (uint32_t)below(&d, FAULT_KINDS) : FAULT_KINDS;
     for (uint32_t i = 0; i < p->faults; i++) make_fault(&d, &p->fault[i], w, at_us, character);
@@ -148,7 +150,8 @@ typedef struct {
 #define F(type, name)                                                                                                  \
     { #name, offsetof(type, name) }
 static const field world_fields[] = {F(plan_world, seed), F(plan_world, prefill), F(plan_world, decode),
-    F(plan_world, routers), F(plan_world, latency_us), F(plan_world, queue_max), F(plan_world, heal_us), {0}};
+    F(plan_world, routers), F(plan_world, latency_us), F(plan_world, queue_max), F(plan_world, lease_ms),
+    F(plan_world, weak_names), F(plan_world, heal_us), {0}};
 static const field node_fields[] = {F(plan_node, blocks), F(plan_node, step_sequences), F(plan_node, chunk_mixed),
     F(plan_node, queue), F(plan_node, expected), F(plan_node, slow), F(plan_node, requests), F(plan_node, offset_ns),
     F(plan_node, drift_ppm), {0}};
@@ -219,6 +222,7 @@ static bool read_fault(char *rest, plan_fault *f) {
 static bool plan_is_sane(const plan *p, uint32_t nodes) {
     const plan_world *w = &p->world;
     if (w->prefill < 1 || w->decode < 1 || w->prefill > PLAN_NODES_MAX || w->decode > PLAN_NODES_MAX) return false;
+    if (w->lease_ms < 20 || w->lease_ms > 1000) return false;
     if (plan_nodes(p) > PLAN_NODES_MAX || plan_nodes(p) != nodes || w->routers < 1 || w->routers > PLAN_ROUTERS_MAX)
         return false;
     for (uint32_t i = 0; i < p->requests; i++) {

@@ -19,6 +19,8 @@ typedef struct {
     uint64_t prefill, decode, routers;
     uint64_t latency_us; /* of a message, at most, in a good hour */
     uint64_t queue_max; /* of each router */
+    uint64_t lease_ms; /* of grants and hand-offs; heartbeats come four times as often */
+    uint64_t weak_names; /* names of blocks are one of eight: only equal tokens tell them apart */
     uint64_t heal_us; /* from then on nothing goes wrong any more */
 } plan_world;
 
@@ -37,7 +39,7 @@ typedef struct {
 } plan_request;
 
 #define PLAN_FAULT_LIST(X)                                                                                             \
-    X(crash) /* node dies, starts again after for_us */                                                                \
+    X(crash) /* node dies, starts again after for_us; arg 6: never, if another one lives */                            \
     X(router_crash)                                                                                                    \
     X(session_cut) /* router, node */                                                                                  \
     X(link_cut) /* node, peer: in both directions */                                                                   \

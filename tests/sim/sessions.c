@@ -119,8 +119,9 @@ void session_cut(sim *s, uint32_t index, bool known) {
     if (c->cut) return;
     c->cut = true;
     TRACE(s, "session r%u - %s is cut", c->router, s->node[c->node].config.info.node);
-    kvf_time_ns router = us(1 + sim_draw(s, 2000 + index, &c->drawn, 3000));
-    kvf_time_ns node = us(1 + sim_draw(s, 2000 + index, &c->drawn, 3000));
+    kvf_time_ns router = us(1 + sim_draw(s, 2000 + index, &c->drawn, 4000));
+    kvf_time_ns node = us(1 + sim_draw(s, 2000 + index, &c->drawn, 4000));
+    for (uint32_t i = 0; i < 2; i++) c->loses[i] = sim_draw(s, 2000 + index, &c->drawn, 2) == 0;
     event *e = sim_push(s, s->now + router, EV_ROUTER_SIDE_DOWN, router_process(c->router), index);
     e->incarnation = c->router_incarnation;
     e->arrived = known;
@@ -139,6 +140,7 @@ void on_session_side_down(sim *s, const event *e) {
     if (e->kind == EV_NODE_SIDE_DOWN) {
         if (c->node_down) return;
         c->node_down = true;
+        c->node_down_at = s->now;
         touch(s, c->node);
         if (c->slot == SIM_NONE) return;
         s->node[c->node].session[c->slot] = SIM_NONE;
@@ -203,16 +205,18 @@ static bool give_slot(sim *s, uint32_t index, sim_session *c) {
 void on_to_node(sim *s, const event *e) {
     sim_session *c = &s->session[e->index];
     const kvf_rmsg *m = e->payload;
-    if (c->node_down || (c->slot == SIM_NONE && (m->kind != KVF_R_HELLO || !give_slot(s, e->index, c)))) return;
+    if (c->node_down || (c->cut && c->loses[1])) return;
+    if ((c->slot == SIM_NONE && (m->kind != KVF_R_HELLO || !give_slot(s, e->index, c)))) return;
     touch(s, c->node);
     kvf_node_on_msg(s->node[c->node].core, sim_clock(s, c->node), c->slot, m);
+    if (m->kind == KVF_R_FLUSH) check_flushed(s, c->node);
     fault_hook(s, TRIGGER_message, m->kind, c->node);
 }
 
 void on_to_router(sim *s, const event *e) {
     sim_session *c = &s->session[e->index];
     const kvf_nmsg *m = e->payload;
-    if (c->router_down) return;
+    if (c->router_down || (c->cut && c->loses[0])) return;
     touch(s, e->who);
     kvf_router_on_msg(s->router[c->router].core, sim_clock(s, e->who), c->place, m);
     fault_hook(s, TRIGGER_answer, m->kind, c->node);

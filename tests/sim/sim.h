@@ -27,9 +27,6 @@
 #define SIM_US ((kvf_time_ns)KVF_NS_PER_US)
 
 /* Times of leases, all much shorter than the shells', in the same order. */
-#define SIM_GRANT_TTL_NS (200 * SIM_MS)
-#define SIM_HOLD_TTL_NS (200 * SIM_MS)
-#define SIM_HEARTBEAT_NS (60 * SIM_MS)
 #define SIM_PEER_TIMEOUT_NS (250 * SIM_MS)
 #define SIM_ROUTER_GRACE_NS (300 * SIM_MS)
 #define SIM_QUEUE_TTL_NS (500 * SIM_MS)
@@ -116,6 +113,7 @@ typedef struct {
     uint64_t pool_hash; /* of the pool's records at the last audit */
     uint32_t verified[SIM_BLOCKS_MAX]; /* generation of a named block whose pages have been compared with the truth */
     uint64_t checks;
+    uint32_t generation[SIM_BLOCKS_MAX]; /* of a block that is not free, else 0 */
     bool step_running;
     kvf_step step;
     uint32_t slow;
@@ -131,7 +129,7 @@ typedef struct {
     void *memory;
     size_t memory_bytes;
     uint32_t session[SIM_PLACES]; /* the last one to each place, or none */
-    uint64_t audits_asked, audits_answered;
+    uint64_t epoch, audits_asked, audits_answered;
     kvf_time_ns unserved; /* when no node was in reach, last */
 } sim_router;
 
@@ -140,6 +138,8 @@ typedef struct {
     uint32_t router_incarnation, node_incarnation;
     uint32_t slot; /* at the node; none before Hello */
     bool cut, router_down, node_down;
+    bool loses[2]; /* the cut swallows what is on its way to the router, to the node */
+    kvf_time_ns node_down_at;
     kvf_time_ns to_node_last, to_router_last; /* a session keeps order */
     uint64_t drawn;
     event_list held;
@@ -149,6 +149,7 @@ typedef struct {
     uint32_t end[2]; /* processes: caller, called */
     uint32_t incarnation[2];
     bool cut, up[2], down[2];
+    bool loses[2]; /* the cut swallows what is on its way to each end */
     uint32_t sending; /* pages on their way out of the caller */
     kvf_time_ns last[2]; /* arrival of the last frame to each end */
     uint64_t drawn;
@@ -167,6 +168,8 @@ typedef struct {
     uint32_t counted; /* tokens of all choices that are to be on the account */
     uint32_t logprobs_next;
     uint32_t deaths; /* of nodes in a step that held it, since its last token */
+    uint32_t engine_failures; /* of steps that held it */
+    uint32_t harms_before;
 } sim_request;
 
 typedef struct {
@@ -197,7 +200,9 @@ typedef struct {
     sim_request request[PLAN_REQUESTS_MAX];
     uint32_t requests, over;
     uint32_t dirty; /* bit per process whose core has heard something */
-    bool healed;
+    bool healed, harmed; /* harmed: something struck that may cost attempts */
+    uint32_t harms; /* that have struck */
+    bool gone[SIM_PLACES]; /* died for good */
     uint64_t trace;
     kvf_rng rng; /* of what is drawn outside connections */
     bool verbose;
@@ -287,7 +292,7 @@ uint64_t sim_root(uint64_t salt);
 uint64_t sim_chain(uint64_t before, uint32_t token);
 uint64_t sim_kept(uint64_t chain, uint32_t layer);
 uint64_t sim_logprob(uint64_t chain, uint32_t token);
-uint32_t sim_next_token(uint64_t chain, uint32_t choice, bool *eos);
+uint32_t sim_next_token(uint64_t chain, uint32_t prompt_count, uint32_t choice, bool *eos);
 void sim_engine_begin(sim_node *n);
 void sim_engine_layer(sim *s, uint32_t node, uint32_t layer);
 void sim_engine_finish(sim_node *n, kvf_step_result *result);
@@ -296,7 +301,9 @@ void check_node(sim *s, uint32_t node);
 void check_node_pages(sim *s, uint32_t node); /* every named block of the cache against the truth */
 void check_started(sim *s, uint32_t node, kvf_request_id id); /* a hand-off has been committed: its pages */
 void check_node_at_rest(sim *s, uint32_t node);
-void count_deaths(sim *s, uint32_t node); /* the running step dies with its node */
+void count_deaths(sim *s, uint32_t node, bool failed); /* the running step dies with its node */
+void check_flushed(sim *s, uint32_t node);
+void check_forgotten(sim *s, uint32_t router); /* its time is over: no node holds anything of it */
 bool node_sends(const sim *s, uint32_t node); /* a hand-off is open: its link's heartbeat matters */
 void check_router(sim *s, uint32_t router);
 bool router_has_met(const sim *s, uint32_t router, uint32_t place, uint64_t epoch);

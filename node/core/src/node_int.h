@@ -9,7 +9,7 @@
 /* Planted faults for the simulator (0 in every product build): 1 Hello leaves requests that it does not list; 2 blocks
  * given back under a running step; 3 and under a send; 4 tokens not said again after a reconnect; 5 one batch too many
  * acknowledged; 6 an end overtakes the tokens before it; 7 a hit pinned without room; 8 nothing left to compute; 9
- * booked room kept; 10 a page shipped before it is full; 11 and before its layer is done; 12 a grant not renewed while
+ * booked room kept; 10 the last, partly filled page not shipped; 11 a page shipped before its layer is done; 12 a grant not renewed while
  * the prefill node queues; 13 a lower attempt followed; 14 landed pages kept though the prompt has grown; 15 a lost
  * router's requests kept; 16 a late Cancel hits the next attempt; 17 Failed where the sender has said why; 18 salt not
  * in the root. */

@@ -174,7 +174,7 @@ void node_tell_layers(kvf_node *n) {
         if (r->leg != LEG_PREFILL || !r->tx_active || r->ending) continue;
         uint32_t end = run->position + run->count;
         uint32_t first = run->position / KVF_KV_BLOCK_TOKENS;
-        uint32_t last = end == r->tokens_count || MUTANT(10) ? (uint32_t)kvf_div_up(end, KVF_KV_BLOCK_TOKENS)
+        uint32_t last = end == r->tokens_count && !MUTANT(10) ? (uint32_t)kvf_div_up(end, KVF_KV_BLOCK_TOKENS)
                                                              : end / KVF_KV_BLOCK_TOKENS;
         uint32_t done = MUTANT(11) && n->step_layer < n->config.layers ? n->step_layer + 1 : n->step_layer;
         for (; r->ready_layers < done; r->ready_layers++)
