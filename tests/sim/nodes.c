@@ -75,6 +75,7 @@ void node_start(sim *s, uint32_t node) {
     memset(n->verified, 0, sizeof n->verified);
     memset(n->generation, 0, sizeof n->generation);
     n->pool_hash = 0;
+    n->ended_count = 0;
     KVF_ASSERT(madvise(n->memory, n->memory_bytes, MADV_DONTNEED) == 0); /* fresh zeros, only where it is touched */
     memset(n->pages, 0, sizeof *n->pages * n->config.blocks);
     n->core = kvf_node_init(n->memory, &n->config, sim_clock(s, node));

@@ -40,19 +40,29 @@ static void make_node(dice *d, plan_node *n, bool tiny, bool skewed) {
     n->drift_ppm = skewed ? between(d, 995000, 1005000) : 1000000;
 }
 
-static void make_request(dice *d, plan_request *q, uint64_t at_us, const plan_world *w, bool logprobs) {
+/* Before: those made so far; now and then one comes again word for word. */
+static void make_request(
+    dice *d, plan_request *q, uint64_t at_us, const plan_world *w, bool logprobs, uint32_t before) {
     bool long_one = chance(d, 25);
     q->at_us = at_us;
     q->router = below(d, w->routers);
     q->prompt = between(d, 1, long_one ? 150 : 50);
+    if (chance(d, 20)) q->prompt = 16 * (1 + q->prompt / 16); /* whole blocks */
     q->family = below(d, 3);
     q->shared = chance(d, 60) ? below(d, q->prompt + 1) : 0;
     q->content = below(d, 1u << 30);
+    if (before && chance(d, 15)) {
+        const plan_request *o = q - 1 - below(d, before);
+        q->prompt = o->prompt;
+        q->family = o->family;
+        q->shared = o->shared;
+        q->content = o->content;
+    }
     q->n = chance(d, 15) ? between(d, 2, 4) : 1;
     q->output = between(d, 1, chance(d, 25) ? 60 : 16);
     q->mode = below(d, 3);
     q->priority = chance(d, 10) ? below(d, 3) : 1;
-    q->salt = chance(d, 12) ? between(d, 1, 2) : 0;
+    q->salt = chance(d, w->weak_names ? 50 : 12) ? between(d, 1, 2) : 0;
     q->stop = chance(d, 20) ? between(d, 1, 12) : 0;
     q->logprobs = logprobs && chance(d, 40);
     q->deadline_us = chance(d, 5) ? between(d, 2000, 100000) : 0;
@@ -114,6 +124,25 @@ static void make_fault(dice *d, plan_fault *f, const plan_world *w, uint64_t las
     }
 }
 
+/* Trouble upon trouble: the second strikes the same place at once or a moment later. */
+static void close_upon(dice *d, plan_fault *f, const plan_fault *before) {
+    f->node = before->node;
+    f->peer = before->peer;
+    f->router = before->router;
+    f->on = before->on;
+    f->of = before->of;
+    f->nth = before->nth;
+    f->at_us = before->at_us + (before->on == TRIGGER_time ? below(d, 4000) : 0);
+}
+
+static plan_fault whole_run(dice *d, const plan_world *w, fault_kind kind) {
+    return (plan_fault){.kind = kind,
+        .nth = 1,
+        .node = below(d, w->prefill + w->decode),
+        .for_us = 10000000,
+        .arg = between(d, 10, 60)};
+}
+
 void plan_of_seed(plan *p, uint64_t seed, bool faults) {
     dice d = {.rng = {.seed = seed}};
     *p = (plan){.world = {.seed = seed}};
@@ -131,14 +160,19 @@ void plan_of_seed(plan *p, uint64_t seed, bool faults) {
     uint64_t pace_us = between(&d, 200, 6000), at_us = 5000;
     for (uint32_t i = 0; i < p->requests; i++) {
         at_us += below(&d, 2 * pace_us) + (chance(&d, 5) ? below(&d, 300000) : 0);
-        make_request(&d, &p->request[i], at_us, w, logprobs);
+        make_request(&d, &p->request[i], at_us, w, logprobs, i);
     }
     w->heal_us = at_us + between(&d, 100000, chance(&d, 30) ? 1500000 : 300000);
     if (!faults) return;
     p->faults = (uint32_t)between(&d, 1, chance(&d, 25) ? 24 : 10);
     /* Some seeds have one kind of trouble only, so that nothing else hides what it does. */
     uint32_t character = chance(&d, 25) ? (uint32_t)below(&d, FAULT_KINDS) : FAULT_KINDS;
-    for (uint32_t i = 0; i < p->faults; i++) make_fault(&d, &p->fault[i], w, at_us, character);
+    for (uint32_t i = 0; i < p->faults; i++) {
+        make_fault(&d, &p->fault[i], w, at_us, character);
+        if (i > 0 && chance(&d, 25)) close_upon(&d, &p->fault[i], &p->fault[i - 1]);
+    }
+    if (chance(&d, 15)) p->fault[p->faults++] = whole_run(&d, w, FAULT_repeat);
+    if (chance(&d, 8)) p->fault[p->faults++] = whole_run(&d, w, FAULT_forge);
 }
 
 /* ------------------------------------------------------------------ as text */

@@ -98,6 +98,24 @@ static bool may_repeat(const kvf_nmsg *m) {
     return m->kind != KVF_N_WELCOME && m->kind != KVF_N_SNAPSHOT && m->kind < KVF_N_AUDIT;
 }
 
+/* What a node says about an attempt follows the tokens that it has made for it. */
+static void check_order(sim *s, uint32_t node, uint32_t session, const kvf_nmsg *m) {
+    sim_node *n = &s->node[node];
+    uint32_t known = KVF_MIN(n->ended_count, KVF_COUNT_OF(n->ended));
+    if (s->count.repeated) return; /* a Prefill that comes again is taken on again */
+    /* GONE: it never came here; said again, it may come after all. */
+    if ((m->kind == KVF_N_FAILED && m->failed.reason != KVF_ERR_GONE) || m->kind == KVF_N_PREEMPTED)
+        n->ended[n->ended_count++ % KVF_COUNT_OF(n->ended)] = (sim_end){m->request, m->attempt, session};
+    for (uint32_t i = 0; m->kind == KVF_N_TOKENS && i < m->tokens.count; i++)
+        for (uint32_t k = 0; k < known; k++) {
+            const sim_end *e = &n->ended[k];
+            const kvf_token_item *t = &m->tokens.items[i];
+            if (e->session == session && e->attempt == t->attempt && kvf_request_id_equal(e->request, t->request))
+                sim_fail(s, "node %s: a token of request %llu.%u follows the word that its attempt is over",
+                    n->config.info.node, (unsigned long long)t->request.counter, t->attempt);
+        }
+}
+
 void session_to_router(sim *s, uint32_t node, uint32_t slot, const kvf_nmsg *m) {
     sim_note(s, ((uint64_t)m->kind << 44) ^ m->request.counter ^ ((uint64_t)m->attempt << 24));
     KVF_ASSERT(slot < SIM_SLOTS);
@@ -105,6 +123,7 @@ void session_to_router(sim *s, uint32_t node, uint32_t slot, const kvf_nmsg *m) 
     if (index == SIM_NONE) sim_fail(s, "node %s speaks on a stream that is down", s->node[node].config.info.node);
     sim_session *c = &s->session[index];
     if (s->verbose) trace_answer(s, node, c, m);
+    check_order(s, node, index, m);
     if (m->kind == KVF_N_STARTED && s->process[node].alive) check_started(s, node, m->request);
     if (c->cut) return;
     send(s, index, c, false)->payload = sim_clone_nmsg(m);

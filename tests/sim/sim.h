@@ -104,6 +104,12 @@ typedef struct {
     uint64_t slot[KVF_KV_BLOCK_TOKENS];
 } sim_sending;
 
+/* An attempt that a node has given back or up, on this session. */
+typedef struct {
+    kvf_request_id request;
+    uint32_t attempt, session;
+} sim_end;
+
 typedef struct {
     kvf_node *core;
     void *memory;
@@ -119,6 +125,8 @@ typedef struct {
     uint32_t slow;
     uint32_t session[SIM_SLOTS]; /* that has this slot, or none */
     uint32_t uses[SIM_BLOCKS_MAX]; /* operations under way on each block */
+    sim_end ended[16];
+    uint32_t ended_count;
     uint32_t corrupt_next, torn_next, step_fails_next;
     uint32_t repeat_percent, forge_percent, lag;
     kvf_time_ns repeat_until, forge_until, lag_until, slow_until;
