@@ -248,7 +248,7 @@ static void write_config(cluster *c) {
     assert_non_null(f);
     fprintf(f,
         "model:\n  path: %s\nengine:\n  threads: 1\nkv:\n  memory: 3MiB\n"
-        "router:\n  attempts_max: %u\n  queue_max_requests: 64\n  drain_timeout: 60s\n  ready_grace: 10s\n"
+        "router:\n  attempts_max: %u\n  queue_max_requests: 8\n  drain_timeout: 60s\n  ready_grace: 10s\n"
         "node:\n  router_grace: 3s\nprefill:\n  chunk_tokens: 64\ndecode:\n  expected_output: 16\n"
         "transfer:\n  grant_ttl: 2s\n  hold_ttl: 4s\n  heartbeat: 200ms\n  peer_timeout: 1s\n",
         SOAK_MODEL, c->attempts_max);

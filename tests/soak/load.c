@@ -1,7 +1,8 @@
 /* load.c - open loop: request i is due at its own time whatever became of the others; a thread that is late takes the
- * next one at once, and the report counts it. */
+ * next one at once, and the report counts it. Requests come in bursts, so that pools and queues are full at times. */
 #include "kinds.h"
 #include "soak.h"
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -207,14 +208,20 @@ static void make_job(job *j) {
     }
 }
 
+/* Half of the requests come in the first second of every ten. */
+static uint64_t due_of(const load *l, uint32_t ticket, double jitter) {
+    double cycles = ((double)ticket + jitter) / (l->o.per_s * 10), whole = floor(cycles), part = cycles - whole;
+    double second = part < 0.5 ? 2 * part : 1 + 18 * (part - 0.5);
+    return (uint64_t)((whole * 10 + second) * 1e9);
+}
+
 static void *client(void *self) {
     load *l = self;
     uint32_t thread = atomic_fetch_add(&l->numbers, 1);
     while (!atomic_load(&l->stop)) {
         uint32_t ticket = atomic_fetch_add(&l->next, 1);
         job j = {.l = l, .random = l->o.seed * 1000003 + ticket};
-        double jitter = (double)(e2e_random(&j.random) % 1000) / 1000;
-        uint64_t due = l->start_ns + (uint64_t)(((double)ticket + jitter) / l->o.per_s * 1e9);
+        uint64_t due = l->start_ns + due_of(l, ticket, (double)(e2e_random(&j.random) % 1000) / 1000);
         while (e2e_now_ns() < due && !atomic_load(&l->stop)) sleep_until(KVF_MIN(due, e2e_now_ns() + 100000000u));
         if (atomic_load(&l->stop)) break;
         if (e2e_now_ns() > due + 100000000u) atomic_fetch_add(&l->t.late, 1);

@@ -193,7 +193,7 @@ static int parse(int argc, char **argv, options *o) {
 int main(int argc, char **argv) {
     soak *s = calloc(1, sizeof *s);
     if (!s) return 1;
-    s->o = (options){.seconds = 120, .attempts = 50, .rate = 25, .seed = 1};
+    s->o = (options){.seconds = 120, .attempts = 3, .rate = 40, .seed = 1};
     int wrong = parse(argc, argv, &s->o);
     if (wrong) return wrong;
     setvbuf(stdout, NULL, _IOLBF, 0);
