@@ -10,9 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #define OUT_BYTES (128u << 10) /* eight records in one system call */
-#define READ_BYTES (128u << 10)
+#define IN_BYTES (128u << 10) /* OpenSSL's own reading ahead moves what is left to the front at every record */
 /* AES-GCM bears 2^24.5 full records under one key (RFC 8446, 5.5); this is 2^22 of them. */
 #define KEY_UPDATE_BYTES (64ull << 30)
 enum { RECORD_HANDSHAKE = 22, RECORD_ALERT = 21 }; /* first byte of what a peer says that does speak TLS */
@@ -26,9 +27,10 @@ struct tls_conn {
     int io_error; /* of the socket; 0: none */
     uint64_t key_bytes, key_bytes_max, key_updates;
     size_t out_head, out_used; /* in `out`: encrypted, not taken by the socket yet */
+    size_t in_head, in_used; /* in `in`: taken from the socket, not asked for by OpenSSL yet */
     kvf_status reason;
     char peer[80], who[160], text[640];
-    uint8_t out[OUT_BYTES];
+    uint8_t out[OUT_BYTES], in[IN_BYTES];
 };
 
 /* ---------------------------------------------------------------- the socket below */
@@ -74,12 +76,25 @@ static int bio_write(BIO *bio, const char *data, int len) {
 static int bio_read(BIO *bio, char *out, int len) {
     tls_conn *t = BIO_get_data(bio);
     BIO_clear_retry_flags(bio);
+    if (len <= 0) return 0;
+    size_t held = t->in_used - t->in_head, wish = (size_t)len;
+    if (held > 0) {
+        size_t given = KVF_MIN(held, wish);
+        memcpy(out, t->in + t->in_head, given);
+        t->in_head += given;
+        return (int)given;
+    }
+    struct iovec v[2] = {{out, wish}, {t->in, sizeof t->in}};
+    struct msghdr m = {.msg_iov = v, .msg_iovlen = 2};
     ssize_t got;
-    do got = recv(t->fd, out, (size_t)KVF_MAX(len, 0), MSG_DONTWAIT);
+    do got = recvmsg(t->fd, &m, MSG_DONTWAIT);
     while (got < 0 && errno == EINTR);
     if (got > 0) {
+        size_t first = KVF_MIN((size_t)got, wish);
         if (t->first_byte < 0) t->first_byte = (uint8_t)out[0];
-        return (int)got;
+        t->in_head = 0;
+        t->in_used = (size_t)got - first;
+        return (int)first;
     }
     if (got == 0)
         t->eof = true;
@@ -184,8 +199,6 @@ tls_conn *tls_create(const kvf_tls_set *set, int fd, bool calls, uint64_t key_up
     SSL_set_bio(t->ssl, bio, bio);
     SSL_set_app_data(t->ssl, t);
     SSL_set_verify(t->ssl, SSL_get_verify_mode(t->ssl), on_verify);
-    SSL_set_read_ahead(t->ssl, 1);
-    SSL_set_default_read_buffer_len(t->ssl, READ_BYTES);
     if (calls)
         SSL_set_connect_state(t->ssl);
     else
@@ -202,7 +215,10 @@ tls_conn *tls_create(const kvf_tls_set *set, int fd, bool calls, uint64_t key_up
 void tls_destroy(tls_conn *t) {
     if (!t) return;
     ERR_clear_error();
-    if (t->open && !t->failed && !t->io_error && !t->eof) SSL_shutdown(t->ssl);
+    if (t->open && !t->failed && !t->io_error && !t->eof) {
+        if (SSL_in_init(t->ssl)) SSL_do_handshake(t->ssl); /* a new key that has not been told yet */
+        SSL_shutdown(t->ssl);
+    }
     if (!t->io_error) tls_flush(t);
     SSL_free(t->ssl);
     BIO_meth_free(t->method);
