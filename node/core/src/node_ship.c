@@ -279,22 +279,20 @@ void kvf_node_on_link_down(
     }
 }
 
-void kvf_node_on_frame(kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_frame *f) {
+kvf_status kvf_node_on_frame(kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_frame *f) {
     static const uint8_t no_nonce[16];
     n->now = now;
     switch (f->kind) {
     case KVF_FRAME_OPENED:
     case KVF_FRAME_COMMITTED:
     case KVF_FRAME_MISSING:
-    case KVF_FRAME_GONE: kvf_tx_on_frame(n->tx, now, link, f); return;
+    case KVF_FRAME_GONE: kvf_tx_on_frame(n->tx, now, link, f); return KVF_OK;
     default: break;
     }
     for (uint32_t i = 0; i < n->config.links_max; i++)
-        if (n->links[i].state == LINK_UP && n->links[i].id == link) {
-            kvf_rx_on_frame(n->rx, now, link, n->links[i].nonce, f);
-            return;
-        }
-    kvf_rx_on_frame(n->rx, now, link, no_nonce, f); /* no record of this link: no proof can hold */
+        if (n->links[i].state == LINK_UP && n->links[i].id == link)
+            return kvf_rx_on_frame(n->rx, now, link, n->links[i].nonce, f);
+    return kvf_rx_on_frame(n->rx, now, link, no_nonce, f); /* no record of this link: no proof can hold */
 }
 
 kvf_page_verdict kvf_node_on_page(

@@ -14,20 +14,38 @@ static void on_link_up(void *self, kvf_link_id link, const char *peer, uint64_t 
     kvf_worker *w = self;
     kvf_log(KVF_LOG_INFO, "link", "link %u %s %s epoch %016" PRIx64 " over %s is up", link, outgoing ? "to" : "from",
         peer, peer_epoch, transport);
+    drops_link_up(&w->drops, link, peer);
     kvf_node_on_link_up(w->core, kvf_os_now_ns(), link, peer, peer_epoch, nonce, outgoing);
     pump_soon(w);
 }
 
 static void on_link_down(void *self, kvf_link_id link, const char *peer, kvf_status reason, const char *text) {
     kvf_worker *w = self;
-    kvf_log(KVF_LOG_WARN, "link", "link %u to %s is down: %s: %s", link, peer, kvf_status_text(reason), text);
+    kvf_log(KVF_LOG_WARN, "link", "link %u to %s is down: %s: %s (frames of it dropped: %" PRIu64 ")", link, peer,
+        kvf_status_text(reason), text, drops_link_down(&w->drops, link));
     kvf_node_on_link_down(w->core, kvf_os_now_ns(), link, peer, reason, text);
     pump_soon(w);
 }
 
+/* late: frames that were right once; they come whenever a request ends while its pages are on their way. */
+static void dropped(kvf_worker *w, kvf_link_id link, uint64_t grant, const char *what, const char *why, bool late) {
+    const char *peer;
+    uint64_t count = drops_add(&w->drops, kvf_os_now_ns(), link, &peer);
+    if (count)
+        kvf_log(late ? KVF_LOG_INFO : KVF_LOG_WARN, "link",
+            "link %u of %s: %" PRIu64 " frames dropped, the last a %s of grant %016" PRIx64 ": %s", link, peer, count,
+            what, grant, why);
+}
+
 static void on_frame(void *self, kvf_link_id link, const kvf_frame *frame) {
     kvf_worker *w = self;
-    kvf_node_on_frame(w->core, kvf_os_now_ns(), link, frame);
+    kvf_status status = kvf_node_on_frame(w->core, kvf_os_now_ns(), link, frame);
+    if (status != KVF_OK) /* every body that can be refused begins with its grant */
+        dropped(w, link, frame->cancel.grant,
+            frame->kind == KVF_FRAME_OPEN     ? "OPEN"
+            : frame->kind == KVF_FRAME_COMMIT ? "COMMIT"
+                                              : "CANCEL",
+            kvf_status_text(status), status == KVF_ERR_GONE || status == KVF_ERR_STALE);
     pump_soon(w);
 }
 
@@ -38,17 +56,14 @@ static kvf_page_verdict on_page(
     if (verdict == KVF_PAGE_ACCEPT)
         *target = kvf_engine_page(w->engine, landing->layer, landing->block.index);
     else
-        kvf_log(KVF_LOG_DEBUG, "link", "link %u grant %016" PRIx64 " blk %u layer %u: page dropped, verdict %d", link,
-            header->grant, header->block, header->layer, (int)verdict);
+        dropped(w, link, header->grant, "PAGE", kvf_page_verdict_text(verdict),
+            verdict == KVF_PAGE_GONE || verdict == KVF_PAGE_DUPLICATE);
     return verdict;
 }
 
 static void on_landed(void *self, kvf_link_id link, const kvf_landing *landing, bool crc_ok) {
     kvf_worker *w = self;
-    if (!crc_ok)
-        kvf_log(KVF_LOG_WARN, "link",
-            "link %u grant %016" PRIx64 " blk %u layer %u: checksum of the landed copy does not match", link,
-            landing->grant, landing->block_logical, landing->layer);
+    if (!crc_ok) dropped(w, link, landing->grant, "PAGE", kvf_status_text(KVF_ERR_CORRUPT), false);
     kvf_node_on_landed(w->core, kvf_os_now_ns(), landing, crc_ok);
 }
 

@@ -3,6 +3,7 @@
 #ifndef KVF_WORKER_INT_H
 #define KVF_WORKER_INT_H
 #include "compute.h"
+#include "drops.h"
 #include "kvf/endpoint.h"
 #include "kvf/node.h"
 #include "kvf/os.h"
@@ -48,6 +49,7 @@ struct kvf_worker {
     kvf_mailbox *inbox;
     int wake_fd; /* eventfd: the engine thread has news */
     kvf_endpoint *endpoint;
+    drops drops;
     kvf_rpc_runtime *rpc;
     kvf_rpc_server *control;
     session *sessions[SESSIONS_MAX];

@@ -61,7 +61,8 @@ void kvf_node_on_calling(kvf_node *n, const char *peer, uint64_t peer_epoch, kvf
 /* Also for a call that failed (link is KVF_LINK_NONE where it could not even begin). */
 void kvf_node_on_link_down(
     kvf_node *n, kvf_time_ns now, kvf_link_id link, const char *peer, kvf_status reason, const char *text);
-void kvf_node_on_frame(kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_frame *f);
+/* KVF_OK, or why it was dropped (kvf_rx_on_frame). */
+kvf_status kvf_node_on_frame(kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_frame *f);
 kvf_page_verdict kvf_node_on_page(
     kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_page_header *header, kvf_landing *landing);
 void kvf_node_on_landed(kvf_node *n, kvf_time_ns now, const kvf_landing *landing, bool crc_ok);
