@@ -60,6 +60,8 @@ kvf_nmsg *sim_clone_nmsg(const kvf_nmsg *m) {
     if (m->kind == KVF_N_EVENTS) data = m->events.events, bytes = m->events.count * sizeof *m->events.events;
     if (m->kind == KVF_N_SNAPSHOT) data = m->snapshot.names, bytes = m->snapshot.count * sizeof *m->snapshot.names;
     if (m->kind == KVF_N_BLOCKS) data = m->blocks.blocks, bytes = m->blocks.count * sizeof *m->blocks.blocks;
+    if (m->kind == KVF_N_PREFILLING)
+        data = m->prefilling.items, bytes = m->prefilling.count * sizeof *m->prefilling.items;
     if (m->kind == KVF_N_PROMPT_LOGPROBS)
         data = m->prompt_logprobs.samples.data, bytes = m->prompt_logprobs.samples.len_bytes;
     kvf_nmsg *c = with_room(m, sizeof *m, bytes);
@@ -69,6 +71,7 @@ kvf_nmsg *sim_clone_nmsg(const kvf_nmsg *m) {
     if (m->kind == KVF_N_EVENTS) c->events.events = own;
     if (m->kind == KVF_N_SNAPSHOT) c->snapshot.names = own;
     if (m->kind == KVF_N_BLOCKS) c->blocks.blocks = own;
+    if (m->kind == KVF_N_PREFILLING) c->prefilling.items = own;
     if (m->kind == KVF_N_PROMPT_LOGPROBS) c->prompt_logprobs.samples.data = own;
     return c;
 }

@@ -78,7 +78,7 @@ void session_to_node(sim *s, uint32_t router, uint32_t place, const kvf_rmsg *m)
 static void trace_answer(const sim *s, uint32_t node, const sim_session *c, const kvf_nmsg *m) {
     static const char *const names[] = {"?", "Welcome", "Granted", "Local", "Queued", "Refused", "Stale",
         "AlreadyStarted", "Tokens", "Started", "Shipped", "Failed", "Preempted", "PromptLogprobs", "Status", "Events",
-        "Snapshot", "Audit", "Blocks", "Flushed"};
+        "Snapshot", "Audit", "Blocks", "Flushed", "Prefilling"};
     const char *name = s->node[node].config.info.node, *lost = c->cut ? " (lost)" : "";
     if (m->kind == KVF_N_TOKENS)
         for (uint32_t k = 0; k < m->tokens.count; k++)

@@ -71,6 +71,7 @@ typedef struct {
     uint32_t seq[KVF_CHOICES_MAX];
     uint32_t live; /* choices that have not ended */
     bool in_queue; /* counted in n->queued */
+    bool alone; /* kvf_work.alone, until it has made a token here */
     bool ending; /* release when the running step is done */
     uint32_t bypassed; /* times a younger reservation was admitted before this one */
     uint32_t sampling_bytes;
@@ -98,6 +99,8 @@ typedef struct {
     uint64_t events_sent; /* block events the router has been sent, up to this number */
     bool snapshot_due;
     uint64_t batch_next; /* number of the next token batch */
+    bool prefilling_due; /* what the engine is at has changed */
+    uint32_t prefilling_said; /* prompts that the last Prefilling named */
     uint32_t out_head, out_count, out_sent; /* ring of token items; the first out_sent are in flight, unacknowledged */
 } node_session;
 
@@ -148,7 +151,7 @@ struct kvf_node {
 
     /* the running step */
     bool step_running;
-    uint64_t step_id;
+    uint64_t step_id, alone_step; /* alone_step: the last one that was kept for one request */
     uint32_t step_layer; /* layers done + 1 so far */
     kvf_step_run *runs;
     uint32_t *run_seq;
@@ -198,6 +201,7 @@ bool node_outbox_full(const kvf_node *n, uint32_t session, uint32_t items);
 void node_drop_tokens(kvf_node *n, uint32_t session, kvf_request_id id); /* of a request the router no longer wants */
 void node_publish(kvf_node *n); /* block events and, when due, status to every session that is up */
 void node_send_status(kvf_node *n, uint32_t session);
+void node_say_prefilling(kvf_node *n, uint32_t session); /* when it is due */
 
 /* node_req.c: records */
 node_req *node_find(kvf_node *n, kvf_request_id id, req_leg leg);

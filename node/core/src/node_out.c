@@ -261,6 +261,27 @@ static void send_snapshot(kvf_node *n, uint32_t session) {
     s->snapshot_due = false;
 }
 
+/* Should this process die now, these were in its engine; all else that it holds only waited. */
+void node_say_prefilling(kvf_node *n, uint32_t session) {
+    node_session *s = &n->sessions[session];
+    if (!s->up || !s->prefilling_due) return;
+    s->prefilling_due = false;
+    kvf_prefilling_item *items = node_scratch(n, sizeof *items * n->config.step_sequences_max);
+    uint32_t count = 0;
+    for (uint32_t i = 0; n->step_running && i < n->runs_count; i++) {
+        const node_seq *seq = &n->seqs[n->run_seq[i]];
+        const node_req *r = &n->reqs[seq->req];
+        if (seq->state != SEQ_PREFILL || r->session != session) continue;
+        items[count++] = (kvf_prefilling_item){
+            .request = r->id, .attempt = r->attempt, .position = n->runs[i].position, .count = n->runs[i].count};
+    }
+    if (count == 0 && s->prefilling_said == 0) return;
+    s->prefilling_said = count;
+    kvf_nmsg *m = node_msg(n, session, KVF_N_PREFILLING);
+    m->prefilling.items = items;
+    m->prefilling.count = count;
+}
+
 void node_send_status(kvf_node *n, uint32_t session) {
     kvf_nmsg *m = node_msg(n, session, KVF_N_STATUS);
     if (m) kvf_node_get_stats(n, &m->status);
@@ -271,6 +292,7 @@ void node_publish(kvf_node *n) {
     for (uint32_t i = 0; i < n->config.sessions_max; i++) {
         node_session *s = &n->sessions[i];
         if (!s->up) continue;
+        node_say_prefilling(n, i);
         if (s->snapshot_due)
             send_snapshot(n, i);
         else

@@ -83,6 +83,7 @@ node_req *node_req_new(kvf_node *n, uint32_t session, const kvf_work *w, req_leg
         .accepted_at = n->now,
         .ship_min = w->ship_min,
         .prompt_logprobs = w->prompt_logprobs,
+        .alone = w->alone,
         .sampling = sampling,
         .missing = missing,
         .sampling_bytes = (uint32_t)w->sampling.len_bytes,

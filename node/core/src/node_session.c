@@ -78,7 +78,8 @@ static void tell_missing(kvf_node *n, uint32_t session, const kvf_rmsg *m) {
 static void on_hello(kvf_node *n, uint32_t session, const kvf_rmsg *m) {
     adopt_router(n, session, m);
     node_session *s = &n->sessions[session];
-    if (!s->used || strcmp(s->router, m->hello.router) != 0) { /* after adopt_router a known name has this epoch */
+    bool returns = s->used && strcmp(s->router, m->hello.router) == 0;
+    if (!returns) { /* after adopt_router a known name has this epoch */
         drop_session(n, session);
         *s = (node_session){.used = true, .router_epoch = m->hello.router_epoch, .batch_next = 1};
         snprintf(s->router, sizeof s->router, "%s", m->hello.router);
@@ -99,6 +100,8 @@ static void on_hello(kvf_node *n, uint32_t session, const kvf_rmsg *m) {
     w->welcome.info.role = n->role;
     kvf_node_get_stats(n, &w->welcome.stats);
     tell_missing(n, session, m);
+    s->prefilling_due = true;
+    if (returns) s->prefilling_said = 1; /* or whatever the router still believes */
 }
 
 void kvf_node_on_session_down(kvf_node *n, kvf_time_ns now, uint32_t session) {

@@ -97,7 +97,7 @@ static void plan_decodes(kvf_node *n) {
         node_seq *s = &n->seqs[i];
         if (s->state != SEQ_DECODE) continue;
         const node_req *r = req_of(n, s);
-        if (r->ending) continue;
+        if (r->ending || r->alone) continue;
         n->decode_candidates[count] = (kvf_decode_candidate){
             .priority = r->priority, .arrival = r->arrival, .last_step = s->last_step, .last_place = s->last_place};
         n->index_scratch[count++] = i;
@@ -124,7 +124,7 @@ static uint32_t collect_prompts(kvf_node *n) {
     uint32_t count = 0;
     for (uint32_t i = 0; i < n->config.requests_max; i++) {
         const node_req *r = &n->reqs[i];
-        if (r->state != REQ_COMPUTE || r->ending) continue;
+        if (r->state != REQ_COMPUTE || r->ending || r->alone) continue;
         const node_seq *s = &n->seqs[r->seq[0]];
         n->prefill_candidates[count++] = (kvf_prefill_candidate){.id = i,
             .remaining = s->count - s->computed,
@@ -166,20 +166,75 @@ static void plan_prompts(kvf_node *n) {
             n, &n->reqs[n->prefill_candidates[n->prefill_runs[i].candidate].id], n->prefill_runs[i].tokens, &scoring);
 }
 
+/* A request that processes died of runs by itself, so that nobody else falls with it and is taken for the culprit. */
+static node_req *next_alone(kvf_node *n) {
+    node_req *first = NULL;
+    for (uint32_t i = 0; i < n->config.requests_max; i++) {
+        node_req *r = &n->reqs[i];
+        if (!r->alone || r->ending || (r->state != REQ_COMPUTE && r->state != REQ_DECODE)) continue;
+        if (!first || r->arrival < first->arrival) first = r;
+    }
+    return first;
+}
+
+static void plan_chunk_alone(kvf_node *n, node_req *r) {
+    const node_seq *s = node_first_seq(n, r);
+    bool scoring = false;
+    /* The smallest: should it die again, then of a token among these few. */
+    add_chunk(n, r, KVF_MIN(s->count - s->computed, KVF_KV_BLOCK_TOKENS), &scoring);
+}
+
+static void plan_choices_alone(kvf_node *n, node_req *r) {
+    uint32_t count = KVF_MIN(r->n, n->config.step_sequences_max);
+    /* All blocks first: getting one may preempt this very request. */
+    for (uint32_t i = 0; i < count && r->state == REQ_DECODE; i++)
+        if (n->seqs[r->seq[i]].state == SEQ_DECODE) (void)ensure_block(n, &n->seqs[r->seq[i]]);
+    for (uint32_t i = 0; i < count && r->state == REQ_DECODE; i++) {
+        if (n->seqs[r->seq[i]].state != SEQ_DECODE || !may_emit(n, r, 1)) continue;
+        add_run(n, r->seq[i], 1, 1);
+        n->step_decode++;
+    }
+}
+
+static void plan_alone(kvf_node *n) {
+    node_req *r = next_alone(n);
+    if (!r) return;
+    if (r->state == REQ_COMPUTE)
+        plan_chunk_alone(n, r);
+    else
+        plan_choices_alone(n, r);
+    if (n->runs_count) n->alone_step = n->step_id;
+}
+
+static void say_prefilling(kvf_node *n) {
+    for (uint32_t i = 0; i < n->config.sessions_max; i++) {
+        if (!n->step_prefill && !n->sessions[i].prefilling_said) continue;
+        n->sessions[i].prefilling_due = true;
+        node_say_prefilling(n, i);
+    }
+}
+
 void node_plan(kvf_node *n) {
     if (n->step_running || n->state == KVF_NODE_STARTING) return;
     n->runs_count = n->step_prefill = n->step_decode = n->step_layer = 0;
     memset(n->emit_planned, 0, sizeof *n->emit_planned * n->config.sessions_max);
     n->step_id++;
-    plan_decodes(n);
-    plan_prompts(n);
+    bool turn = n->alone_step + 1 < n->step_id; /* every second step at most */
+    if (turn) plan_alone(n);
+    if (n->runs_count == 0) {
+        plan_decodes(n);
+        plan_prompts(n);
+    }
+    if (n->runs_count == 0 && !turn) plan_alone(n);
     /* Copies alone are worth a step too: their blocks are in use until they are made. */
     if (n->runs_count == 0 && n->copies_count == 0) {
         n->step_id--;
+        say_prefilling(n);
         return;
     }
     n->step_running = true;
     n->step_copies = n->copies_count;
+    say_prefilling(n); /* before the engine can die of it */
     kvf_node_act *a = node_act(n, KVF_NODE_STEP);
     a->step = (kvf_step){.id = n->step_id,
         .copies = n->copies,
@@ -199,6 +254,7 @@ static void append_token(kvf_node *n, node_req *r, node_seq *s, const kvf_step_s
     uint32_t position = s->count;
     s->tokens[s->count++] = sample->token;
     s->emitted++;
+    if (!repeated) r->alone = false;
     if (end == KVF_END_NONE && s->count - r->prompt_count >= r->output_max) end = KVF_END_LENGTH;
     node_emit_token(n, r, s->choice, position, sample->token, end, repeated, sample->sample);
     if (end == KVF_END_NONE) {

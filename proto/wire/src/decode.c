@@ -287,6 +287,24 @@ static bool tokens(reader *r, const PB(Tokens) * in, kvf_nmsg *out) {
     return true;
 }
 
+static bool prefilling(reader *r, const PB(Prefilling) * in, kvf_nmsg *out) {
+    if (!number(r, "prefilling.items", in->n_items, 0, KVF_WIRE_ITEMS_MAX)) return false;
+    kvf_prefilling_item *items = reader_take(r, in->n_items * sizeof *items);
+    if (!items) return false;
+    for (size_t i = 0; i < in->n_items; i++) {
+        const PB(PrefillingItem) *item = in->items[i];
+        items[i] = (kvf_prefilling_item){.attempt = item->attempt, .position = item->position, .count = item->count};
+        if (!request_id(r, "prefilling.items.request", item->request, &items[i].request) ||
+            !number(r, "prefilling.items.attempt", item->attempt, 1, UINT32_MAX) ||
+            !number(r, "prefilling.items.position", item->position, 0, KVF_WIRE_TOKENS_MAX) ||
+            !number(r, "prefilling.items.count", item->count, 1, KVF_WIRE_TOKENS_MAX))
+            return false;
+    }
+    out->prefilling.items = items;
+    out->prefilling.count = (uint32_t)in->n_items;
+    return true;
+}
+
 static bool shipped(reader *r, const PB(Shipped) * in, kvf_nmsg *out) {
     if (!status(r, "shipped.result", in->result, &out->shipped.result)) return false;
     out->shipped.cached_tokens = in->cached_tokens;
@@ -405,7 +423,8 @@ static bool of_node(kvf_n_kind kind) {
     case KVF_N_SNAPSHOT:
     case KVF_N_AUDIT:
     case KVF_N_BLOCKS:
-    case KVF_N_FLUSHED: return true;
+    case KVF_N_FLUSHED:
+    case KVF_N_PREFILLING: return true;
     default: return false;
     }
 }
@@ -460,6 +479,8 @@ static bool node_kind(reader *r, const PB(NodeMessage) * in, kvf_nmsg *out) {
         out->flushed.query = in->flushed->query;
         out->flushed.blocks_freed = in->flushed->blocks_freed;
         return true;
+        NODE(PREFILLING);
+        return prefilling(r, in->prefilling, out);
     default: return bad(r, "kind", "not known");
     }
 }

@@ -57,6 +57,8 @@ DEFINE_MAKE(AuditReport, audit_report)
 DEFINE_MAKE(BlockReport, block_report)
 DEFINE_MAKE(BlocksReport, blocks_report)
 DEFINE_MAKE(Flushed, flushed)
+DEFINE_MAKE(PrefillingItem, prefilling_item)
+DEFINE_MAKE(Prefilling, prefilling)
 
 /* Protobuf-c's types are not const; nothing writes through them here. */
 static char *text(const char *s) { return (char *)(uintptr_t)s; }
@@ -425,6 +427,25 @@ static PB(Flushed) * flushed(maker *m, const kvf_nmsg *msg) {
     return p;
 }
 
+static PB(PrefillingItem) * prefilling_item(maker *m, const kvf_prefilling_item *item) {
+    PB(PrefillingItem) *p = make_prefilling_item(m);
+    if (!p) return NULL;
+    p->request = request_id(m, item->request);
+    p->attempt = item->attempt;
+    p->position = item->position;
+    p->count = item->count;
+    return p;
+}
+
+static PB(Prefilling) * prefilling(maker *m, const kvf_nmsg *msg) {
+    PB(Prefilling) *p = make_prefilling(m);
+    if (!p) return NULL;
+    p->items = make_bytes(m, msg->prefilling.count * sizeof *p->items);
+    for (uint32_t i = 0; !m->full && i < msg->prefilling.count; i++)
+        p->items[p->n_items++] = prefilling_item(m, &msg->prefilling.items[i]);
+    return p;
+}
+
 static PB(AlreadyStarted) * already_started(maker *m, const kvf_nmsg *msg) {
     PB(AlreadyStarted) *p = make_already_started(m);
     if (!p) return NULL;
@@ -464,6 +485,7 @@ static void node_kind(maker *m, const kvf_nmsg *msg, PB(NodeMessage) * p) {
     case KVF_N_AUDIT: p->audit = audit(m, msg), NODE(AUDIT); return;
     case KVF_N_BLOCKS: p->blocks = blocks(m, msg), NODE(BLOCKS); return;
     case KVF_N_FLUSHED: p->flushed = flushed(m, msg), NODE(FLUSHED); return;
+    case KVF_N_PREFILLING: p->prefilling = prefilling(m, msg), NODE(PREFILLING); return;
     }
     KVF_ASSERT(!"a kind of node message");
 }
@@ -511,6 +533,7 @@ kvf_status kvf_wire_nmsg_pack(const kvf_nmsg *msg, kvf_arena *arena, kvf_span *o
 #define FIXED_BYTES 8192
 #define LIVE_BYTES (sizeof(void *) + sizeof(PB(Live)) + sizeof(PB(RequestId)) + 32 + 64)
 #define ITEM_BYTES (sizeof(void *) + sizeof(PB(TokenItem)) + sizeof(PB(RequestId)) + 32 + 96)
+#define PREFILLING_BYTES (sizeof(void *) + sizeof(PB(PrefillingItem)) + sizeof(PB(RequestId)) + 32 + 64)
 #define REPORT_BYTES                                                                                                   \
     (sizeof(void *) + sizeof(PB(BlockReport)) + sizeof(PB(Hash128)) + 4 * (sizeof(void *) + sizeof(PB(RequestId))) +   \
         128 + 320)
@@ -533,6 +556,7 @@ size_t kvf_wire_nmsg_bytes(const kvf_nmsg *msg) {
     case KVF_N_TOKENS:
         for (uint32_t i = 0; i < msg->tokens.count; i++) bytes += ITEM_BYTES + msg->tokens.items[i].sample.len_bytes;
         return bytes;
+    case KVF_N_PREFILLING: return bytes + msg->prefilling.count * PREFILLING_BYTES;
     case KVF_N_PROMPT_LOGPROBS: return bytes + msg->prompt_logprobs.samples.len_bytes;
     case KVF_N_EVENTS: return bytes + msg->events.count * (16 + 16 + sizeof(protobuf_c_boolean) + 1);
     case KVF_N_SNAPSHOT: return bytes + msg->snapshot.count * (size_t)32;

@@ -117,6 +117,7 @@ static void fill_work(kvf_router *r, rt_seq *s, kvf_work *w) {
         .ship_min = l->ship_min,
         /* Of the choices of one request, the first asks. */
         .prompt_logprobs = logprobs_done || l->choice_base ? 0 : q->prompt_logprobs,
+        .alone = rt_suspect_alone(r, l),
         .sampling = {r->sampling + (size_t)s->request * KVF_SAMPLING_MAX, q->sampling_bytes}};
     if (q->deadline_ns != KVF_TIME_NEVER) w->time_left_ns = q->deadline_ns > r->now ? q->deadline_ns - r->now : 0;
 }

@@ -238,6 +238,7 @@ static outcome assign(kvf_router *r, rt_seq *s) {
     outcome got = decode_candidates(r, s, &c);
     if (got == TAKEN && c.ship_min != UINT32_MAX) got = shipping_candidates(r, s, &c);
     if (got != TAKEN) return got;
+    if (!c.fallback) l->unready_since = KVF_TIME_NEVER; /* a grace is for one time without nodes */
     uint64_t open = open_nodes(r, c.nodes);
     if (!open) {
         /* The whole queue waits behind a leg that any node may take, but not behind one that only some may. */
@@ -327,8 +328,8 @@ static void without_prefill(kvf_router *r, rt_seq *s, const char *text) {
         s->l.old_attempt = old;
         return;
     }
-    rt_leg_failed(
-        r, s, &(rt_failure){.handback = true, .blame = RT_NONE, .reason = KVF_AGAIN, .stage = "prefill", .text = text});
+    rt_leg_failed(r, s,
+        &(rt_failure){.what = RT_HANDBACK, .blame = RT_NONE, .reason = KVF_AGAIN, .stage = "prefill", .text = text});
 }
 
 void rt_assign_prefill(kvf_router *r, rt_seq *s) {

@@ -108,7 +108,7 @@ void rt_leg_reserve(kvf_router *r, rt_seq *s, uint32_t node, uint32_t ship_min) 
     KVF_ASSERT(l->prefill == RT_NONE && (l->decode == RT_NONE || l->decode == node));
     if (l->decode == RT_NONE) l->decode_told = false;
     l->attempt = ++l->attempt_last;
-    l->progress = l->shipped = l->ended_here = false;
+    l->progress = l->shipped = l->ended_here = l->running = false;
     l->ship_min = ship_min;
     l->outputs_base = l->n == 1 ? s->output_count : 0;
     /* A node that owes no answer is taken to have room; what is sent beside that waits for it. */
@@ -321,6 +321,14 @@ static void split(kvf_router *r, rt_seq *s, kvf_time_ns until_ns) {
             .n = 1,
             .choice_base = MUTANT(7) ? 0 : c->choice,
             .failures = from.failures,
+            .deaths = from.deaths,
+            .deaths_all = from.deaths_all,
+            .death_first = from.death_first,
+            .death_end = from.death_end,
+            .death_node = from.death_node,
+            .death_since = from.death_since,
+            .strays = from.strays,
+            .stray_since = from.stray_since,
             .handbacks = from.handbacks,
             .retry = true,
             .local_only = from.local_only,
@@ -343,32 +351,61 @@ static void count_failure(kvf_router *r, rt_seq *s, const rt_failure *why) {
     rt_leg *l = &s->l;
     rt_request *q = rt_request_at(r, s);
     if (l->progress) l->handbacks = 0;
-    if (why->handback && !MUTANT(12)) {
-        r->counters.preempted++;
-        if (!l->progress) l->handbacks++;
-    } else if (why->counted && !l->progress) {
-        l->failures++;
+    rt_blame what = MUTANT(12) && why->what == RT_HANDBACK ? RT_FAULT : why->what;
+    if (what == RT_HANDBACK) r->counters.preempted++;
+    if (!l->progress) {
+        if (what == RT_HANDBACK) l->handbacks++;
+        if (what == RT_FAULT) l->failures++;
+        if (what == RT_STRAY && l->strays++ == 0) l->stray_since = r->now;
     }
     if (why->blame != RT_NONE) l->avoid |= 1ull << why->blame;
     r->counters.retries++;
     q->usage.attempts++;
 }
 
-static bool given_up(kvf_router *r, rt_seq *s, const rt_failure *why) {
+static void fail_for_deaths(kvf_router *r, rt_seq *s) {
     const rt_leg *l = &s->l;
-    if (l->failures < r->config.attempts_max && l->handbacks < 4 * r->config.attempts_max) return false;
     char text[KVF_TEXT_MAX];
-    snprintf(text, sizeof text, "gave up after %" PRIu32 " attempts without a token; the last: %s%s%s (%s)",
-        l->failures + l->handbacks, why->stage, why->text[0] ? ": " : "", why->text, kvf_status_text(why->reason));
-    rt_request_fail(
-        r, rt_request_at(r, s), why->reason, "", text, why->reason == KVF_AGAIN ? r->config.retry_after_ns : 0);
-    return true;
+    bool one_place = l->failures + l->deaths >= r->config.attempts_max;
+    snprintf(text, sizeof text,
+        "%" PRIu32 " processes died while computing %sposition %" PRIu32 " of this request, the last on node %.64s",
+        one_place ? l->deaths : l->deaths_all, one_place ? "" : "it, at last at ", l->death_first,
+        r->nodes[l->death_node].id);
+    rt_request_fail(r, rt_request_at(r, s), KVF_ERR_INTERNAL, "", text, 0); /* not one to send again */
 }
 
-static kvf_time_ns backoff(const kvf_router *r, uint32_t failures) {
+bool rt_leg_may_go_on(kvf_router *r, rt_seq *s, const rt_failure *why) {
+    const rt_leg *l = &s->l;
+    uint32_t max = r->config.attempts_max;
+    if (rt_suspect_guilty(r, l)) {
+        fail_for_deaths(r, s);
+        return false;
+    }
+    bool strayed = l->strays >= 4 * max && r->now - l->stray_since >= r->config.stray_span_ns;
+    if (l->failures < max && l->handbacks < 4 * max && !strayed) return true;
+    char text[KVF_TEXT_MAX];
+    snprintf(text, sizeof text, "gave up after %" PRIu32 " attempts without a token; the last: %s%s%s (%s)",
+        l->failures + l->handbacks + l->strays, why->stage, why->text[0] ? ": " : "", why->text,
+        kvf_status_text(why->reason));
+    bool later = why->reason == KVF_AGAIN || (strayed && l->failures < max);
+    rt_request_fail(r, rt_request_at(r, s), why->reason, "", text, later ? r->config.retry_after_ns : 0);
+    return false;
+}
+
+static kvf_time_ns backoff(const kvf_router *r, uint32_t failures, kvf_time_ns span_max) {
     kvf_time_ns span = r->config.backoff_ns;
-    for (uint32_t i = 1; i < failures && span < r->config.backoff_max_ns; i++) span *= 2;
-    return KVF_MIN(span, r->config.backoff_max_ns);
+    for (uint32_t i = 1; i < failures && span < span_max; i++) span *= 2;
+    return KVF_MIN(span, span_max);
+}
+
+/* Who strays goes on at once; again and again, more slowly: what makes it stray may need a moment. */
+static kvf_time_ns when_again(const kvf_router *r, const rt_leg *l, const rt_failure *why) {
+    uint32_t count = l->failures + l->deaths;
+    if (why->what == RT_STRAY && l->strays > 1 && !l->progress)
+        return rt_after(r->now, backoff(r, l->strays - 1, KVF_MIN(r->config.backoff_max_ns, RT_STRAY_BACKOFF_MAX_NS)));
+    if ((why->what == RT_FAULT || why->what == RT_DEATH) && count)
+        return rt_after(r->now, backoff(r, count, r->config.backoff_max_ns));
+    return 0;
 }
 
 void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
@@ -381,7 +418,7 @@ void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
         return;
     }
     count_failure(r, s, why);
-    if (given_up(r, s, why)) return;
+    if (!rt_leg_may_go_on(r, s, why)) return;
     bool splits = must_split(r, s);
     if (why->same_decode && !splits && l->decode != RT_NONE && rt_node_ready(r, &r->nodes[l->decode])) {
         uint32_t old = l->old_attempt ? l->old_attempt : l->decode_told ? l->attempt : 0;
@@ -396,7 +433,7 @@ void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
         l->old_attempt = MUTANT(13) ? 0 : old;
         return;
     }
-    kvf_time_ns until = why->counted && !why->handback && l->failures ? rt_after(r->now, backoff(r, l->failures)) : 0;
+    kvf_time_ns until = when_again(r, l, why);
     if (splits) {
         split(r, s, until);
         return;

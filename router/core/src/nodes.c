@@ -14,38 +14,38 @@ kvf_status kvf_router_add_node(kvf_router *r, kvf_time_ns now, uint32_t node, co
     if (n->used) return KVF_ERR_BUSY;
     for (uint32_t i = 0; id[0] && i < r->config.nodes_max; i++)
         if (r->nodes[i].used && strcmp(r->nodes[i].id, id) == 0) return KVF_ERR_BUSY;
-    *n = (rt_node){.used = true, .hint = role, .down_ns = now};
+    *n = (rt_node){.used = true, .hint = role, .down_ns = now, .prefilling_said = n->prefilling_said};
     snprintf(n->id, sizeof n->id, "%s", id);
     for (uint32_t i = 0; i < r->config.nodes_max; i++) *rt_pair_of(r, node, i) = *rt_pair_of(r, i, node) = (rt_pair){0};
     rt_node_arm(r, node);
     return KVF_OK;
 }
 
-/* Everything this router has on the node goes on elsewhere. told: the node still listens, so it is owed Cancels. */
-static void legs_lost(kvf_router *r, uint32_t node, bool told, const char *text) {
-    for (uint32_t i = 0; i < r->fresh_seqs; i++) {
-        rt_seq *s = &r->seqs[i];
-        if (s->request == RT_NONE || s->l.state == RT_LEG_NONE) continue;
-        rt_failure why = {.counted = true, .blame = node, .reason = KVF_ERR_PEER_LOST, .text = text};
-        if (s->l.decode == node) {
-            if (!told) {
-                s->l.decode_told = false;
-                s->l.old_attempt = 0;
-            }
-            why.counted = s->l.state != RT_LEG_RESERVING && s->l.state != RT_LEG_QUEUED;
-            why.stage = s->l.state == RT_LEG_DECODING ? "decode" : "reserve";
+/* Everything this router has on the node goes on elsewhere. died: its process is gone, and what its engine was at may
+ * be why. */
+static bool leg_lost(kvf_router *r, rt_seq *s, uint32_t node, bool died, const char *text) {
+    rt_leg *l = &s->l;
+    bool suspect = died && rt_suspect_died(r, s, node);
+    rt_failure why = {.what = suspect ? RT_DEATH : RT_STRAY, .blame = node, .reason = KVF_ERR_PEER_LOST, .text = text};
+    if (l->decode == node) {
+        l->decode_told = false;
+        l->old_attempt = 0;
+        why.stage = l->state == RT_LEG_DECODING ? "decode" : "reserve";
+        rt_leg_failed(r, s, &why);
+    } else if (l->prefill == node) {
+        l->prefill_told = false;
+        why.stage = "prefill";
+        why.same_decode = true;
+        if (l->state == RT_LEG_DECODING)
+            rt_leg_leave_prefill(r, s, true);
+        else
             rt_leg_failed(r, s, &why);
-        } else if (s->l.prefill == node) {
-            if (!told) s->l.prefill_told = false;
-            why.stage = "prefill";
-            why.same_decode = true;
-            if (s->l.state == RT_LEG_DECODING)
-                rt_leg_leave_prefill(r, s, true);
-            else
-                rt_leg_failed(r, s, &why);
-            if (s->request != RT_NONE) rt_request_heard(r, rt_request_at(r, s));
-        }
+        if (s->request != RT_NONE) rt_request_heard(r, rt_request_at(r, s));
+    } else if (suspect) { /* it had left already: the other side had told of the lost link */
+        why.stage = "prefill";
+        (void)rt_leg_may_go_on(r, s, &why);
     }
+    return suspect;
 }
 
 static void forget_blocks(kvf_router *r, uint32_t node) {
@@ -56,12 +56,18 @@ static void forget_blocks(kvf_router *r, uint32_t node) {
     n->difference_valid = false;
 }
 
-static void lose_node(kvf_router *r, uint32_t node, bool told, const char *text) {
+static void lose_node(kvf_router *r, uint32_t node, bool died, const char *text) {
     rt_node *n = &r->nodes[node];
+    bool suspects = false, news = died && n->known && !n->lost;
     n->lost = true;
     n->full = false;
     n->closed_until_ns = 0;
-    if (!MUTANT(4)) legs_lost(r, node, told, text);
+    for (uint32_t i = 0; i < r->fresh_seqs && !MUTANT(4); i++) {
+        rt_seq *s = &r->seqs[i];
+        if (s->request != RT_NONE && s->l.state != RT_LEG_NONE) suspects |= leg_lost(r, s, node, died, text);
+    }
+    if (news && !suspects) rt_suspects_nobody(r);
+    n->prefilling_said++; /* nothing is in an engine there any more */
     KVF_ASSERT(MUTANT(4) || (n->reserving == 0 && n->queued == 0 && n->decoding == 0));
     if (!MUTANT(9)) forget_blocks(r, node);
     r->pump_due = true;
@@ -139,7 +145,7 @@ void kvf_router_on_node_gone(kvf_router *r, kvf_time_ns now, uint32_t node) {
     rt_node *n = &r->nodes[node];
     if (!n->used || !n->known || n->up || n->lost) return;
     r->counters.nodes_lost++;
-    lose_node(r, node, false, "its process is gone");
+    lose_node(r, node, true, "its process is gone");
     rt_node_arm(r, node);
 }
 
@@ -158,7 +164,7 @@ void rt_node_on_time(kvf_router *r, uint32_t node) {
          * refused (bad) has answered, and has nothing of ours. */
         if (n->up && !n->bad) close_session(r, node, n->down_ns);
         r->counters.nodes_lost++;
-        lose_node(r, node, false, "its session did not come back");
+        lose_node(r, node, true, "its session did not come back");
     }
     r->pump_due = true;
     rt_node_arm(r, node);
@@ -236,7 +242,7 @@ static bool settle_name(kvf_router *r, uint32_t node, const kvf_node_info *info)
         retire(o, o->info.epoch);
         retire(n, o->info.epoch);
         if (o->up) supersede(r, i, "a newer process of this node is known");
-        lose_node(r, i, false, "a newer process of this node is known");
+        lose_node(r, i, true, "a newer process of this node is known");
     }
     return true;
 }
@@ -290,7 +296,7 @@ static void new_process(kvf_router *r, uint32_t node) {
     rt_node *n = &r->nodes[node];
     if (n->known) {
         retire(n, n->info.epoch);
-        lose_node(r, node, false, "its process was started again");
+        lose_node(r, node, true, "its process was started again");
     }
     for (uint32_t i = 0; i < r->config.nodes_max; i++) { /* a new process starts without a bad name */
         rt_pair_of(r, node, i)->failures = rt_pair_of(r, i, node)->failures = 0;

@@ -33,7 +33,7 @@ static bool grant_sane(const kvf_router *r, const rt_seq *s, const kvf_nmsg *msg
 static void malformed(kvf_router *r, rt_seq *s, uint32_t node, const char *text) {
     r->counters.malformed++;
     rt_leg_failed(r, s,
-        &(rt_failure){.counted = true, .blame = node, .reason = KVF_ERR_FORMAT, .stage = "reserve", .text = text});
+        &(rt_failure){.what = RT_FAULT, .blame = node, .reason = KVF_ERR_FORMAT, .stage = "reserve", .text = text});
 }
 
 static void on_granted(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
@@ -147,7 +147,7 @@ static void on_refused_decode(kvf_router *r, rt_seq *s, uint32_t node, const kvf
     default:
         rt_leg_failed(r, s,
             &(rt_failure){
-                .counted = true, .blame = node, .reason = reason, .stage = "reserve", .text = msg->refused.text});
+                .what = RT_FAULT, .blame = node, .reason = reason, .stage = "reserve", .text = msg->refused.text});
     }
 }
 
@@ -155,6 +155,7 @@ static void on_refused_prefill(kvf_router *r, rt_seq *s, uint32_t node, const kv
     rt_leg *l = &s->l;
     if (l->state != RT_LEG_PREFILLING) return;
     kvf_status reason = msg->refused.reason;
+    bool pair = false;
     l->prefill_told = false; /* it has taken nothing, so that the grant is still unopened */
     switch (reason) {
     case KVF_AGAIN:
@@ -168,9 +169,10 @@ static void on_refused_prefill(kvf_router *r, rt_seq *s, uint32_t node, const kv
         rt_request_fail(r, rt_request_at(r, s), reason, client_field(msg->refused.field), msg->refused.text, 0);
         return;
     default:
-        if (reason == KVF_ERR_MISMATCH || reason == KVF_ERR_AUTH) rt_pair_failed(r, node, l->decode);
+        pair = reason == KVF_ERR_MISMATCH || reason == KVF_ERR_AUTH;
+        if (pair) rt_pair_failed(r, node, l->decode);
         rt_leg_failed(r, s,
-            &(rt_failure){.counted = true,
+            &(rt_failure){.what = pair ? RT_STRAY : RT_FAULT,
                 .same_decode = true,
                 .blame = node,
                 .reason = reason,
@@ -190,6 +192,7 @@ static void on_started(kvf_router *r, rt_seq *s) {
      */
     if (rt_answers_reserve(l) && !l->old_attempt) rt_leg_local(r, s, 0);
     if (l->state == RT_LEG_PREFILLING || l->old_attempt) rt_leg_decoding(r, s);
+    l->running = l->state == RT_LEG_DECODING;
     if (l->prefill != RT_NONE) rt_pair_worked(r, l->prefill, l->decode);
 }
 
@@ -220,7 +223,7 @@ static void on_shipped(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *
             return;
         }
         rt_leg_failed(r, s,
-            &(rt_failure){.counted = true,
+            &(rt_failure){.what = RT_STRAY,
                 .same_decode = true,
                 .blame = RT_NONE,
                 .reason = msg->shipped.result,
@@ -250,6 +253,20 @@ static void not_now(kvf_router *r, rt_seq *s, uint32_t node) {
     rt_leg_wait(r, s);
 }
 
+/* What a node itself made a mess of counts; what it lost with a link or with its peer does not. */
+static rt_blame what_failed(unsigned stage, kvf_status reason) {
+    switch (reason) {
+    case KVF_AGAIN: return RT_HANDBACK; /* it drains */
+    case KVF_ERR_PEER_LOST:
+    case KVF_ERR_GONE:
+    case KVF_ERR_STALE:
+    case KVF_ERR_CANCELLED: return RT_STRAY;
+    case KVF_ERR_FORMAT:
+    case KVF_ERR_INTERNAL: return RT_FAULT;
+    default: return stage == KVF_STAGE_TRANSFER ? RT_STRAY : RT_FAULT;
+    }
+}
+
 /* The link to blame, when a hand-off failed: the pair, not its ends. */
 static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
     rt_leg *l = &s->l;
@@ -276,11 +293,10 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
         rt_request_fail(r, q, msg->failed.reason, "", msg->failed.text, 0);
         return;
     }
-    /* After a reconnect a node says so of a Reserve that was lost on the way: nobody failed. */
+    /* After a reconnect a node says so of a Reserve that was lost on the way: it has not failed. */
     bool never_came = from_decode && rt_answers_reserve(l) && msg->failed.reason == KVF_ERR_GONE;
     rt_leg_failed(r, s,
-        &(rt_failure){.counted = !never_came,
-            .handback = msg->failed.reason == KVF_AGAIN, /* a node that drains */
+        &(rt_failure){.what = what_failed(stage, msg->failed.reason),
             .same_decode = !from_decode,
             .blame = link || never_came ? RT_NONE : node,
             .reason = msg->failed.reason,
@@ -297,7 +313,7 @@ static void on_preempted(kvf_router *r, rt_seq *s, uint32_t node) {
     else
         l->prefill_told = false;
     rt_leg_failed(r, s,
-        &(rt_failure){.handback = true,
+        &(rt_failure){.what = RT_HANDBACK,
             .same_decode = !from_decode,
             .blame = RT_NONE,
             .reason = KVF_AGAIN,

@@ -11,6 +11,7 @@ void kvf_router_config_defaults(kvf_router_config *config) {
         .ship_min = 256,
         .ready_grace_ns = 10 * KVF_NS_PER_S,
         .attempts_max = 3,
+        .stray_span_ns = 60 * KVF_NS_PER_S,
         .directory_entries_max = 1u << 18,
         .status_timeout_ns = 5 * KVF_NS_PER_S,
         .reconnect_grace_ns = 2 * KVF_NS_PER_S,
@@ -179,6 +180,7 @@ void kvf_router_on_msg(kvf_router *r, kvf_time_ns now, uint32_t node, const kvf_
     case KVF_N_STATUS: rt_node_on_status(r, node, &msg->status); return;
     case KVF_N_EVENTS: rt_node_on_events(r, node, msg); return;
     case KVF_N_SNAPSHOT: rt_node_on_snapshot(r, node, msg); return;
+    case KVF_N_PREFILLING: rt_suspects_told(r, node, msg); return;
     default: r->counters.malformed++;
     }
 }

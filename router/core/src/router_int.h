@@ -57,6 +57,18 @@ typedef enum {
 #undef MOVE
 } rt_leg_state;
 
+#define RT_NOTES                                                                                                       \
+    4 /* engines that may be at a leg at once, as far as is known: those of attempts that were left too                \
+       */
+#define RT_STORM 16
+#define RT_STRAY_BACKOFF_MAX_NS KVF_NS_PER_S
+
+/* `node` has said that its engine is at tokens [first, end) of this attempt. It holds until the node says otherwise. */
+typedef struct {
+    uint32_t node, attempt, first, end;
+    uint64_t said; /* number of that node's Prefilling; 0: no note */
+} rt_note;
+
 typedef struct {
     rt_leg_state state;
     rt_leg_state left; /* what it was before it left its decode node, until it is something again; else NONE */
@@ -65,8 +77,17 @@ typedef struct {
     uint32_t attempt; /* that is followed; 0: none yet */
     uint32_t attempt_last; /* highest ever used */
     uint32_t old_attempt; /* at the same decode node, replaced by `attempt` without an answer yet; 0: none */
-    uint32_t failures; /* attempts that gave no new token */
-    uint32_t handbacks; /* times in a row it was preempted without a new token */
+    uint32_t failures; /* attempts that nodes called failed and that gave no new token */
+    /* In a row, without a new token: */
+    uint32_t deaths; /* processes that died computing it, while there is a position that all of them were at */
+    uint32_t deaths_all; /* the same, wherever they were */
+    uint32_t death_first, death_end, death_node; /* what they have in common; the last of them */
+    kvf_time_ns death_since; /* the first of deaths_all */
+    uint32_t strays; /* attempts that came to nothing through no fault of it, as far as one can see */
+    kvf_time_ns stray_since;
+    rt_note notes[RT_NOTES];
+    bool running; /* the decode node has said that it decodes */
+    uint32_t handbacks; /* times it was preempted */
     uint32_t outputs_base; /* output tokens that were part of this attempt's work: said again, it is the same work */
     bool progress; /* this attempt gave a new token */
     bool retry; /* goes before others of its priority */
@@ -144,6 +165,7 @@ typedef struct {
     uint64_t events_next, snapshot_next;
     rt_dir_difference difference;
     bool difference_valid;
+    uint64_t prefilling_said; /* number of its last Prefilling; grows also when its process is gone */
     bool full; /* its last answer to a Reserve was Queued or "not now" */
     uint32_t reserving, queued, decoding, prefilling; /* legs of this router there */
     uint64_t prefill_load;
@@ -194,6 +216,8 @@ struct kvf_router {
     uint32_t queued_legs; /* QUEUED */
     uint32_t rotate; /* ties go round */
     bool pump_due;
+    kvf_time_ns storm[RT_STORM]; /* when processes died of nothing that is known; a ring */
+    uint32_t storm_count;
     uint64_t nodes_due; /* bit per node that may have a message or a close to give: looked at, then cleared */
     const kvf_nmsg *batch; /* message whose items are being told */
     uint32_t batch_node, batch_at;
@@ -239,9 +263,16 @@ void rt_leg_on_time(kvf_router *r, rt_seq *s);
 void rt_leg_send(kvf_router *r, rt_seq *s);
 void rt_cancel_push(kvf_router *r, uint32_t node, kvf_request_id id, uint32_t attempt, bool finished);
 
+/* What an attempt that ended so says of its request. */
+typedef enum {
+    RT_STRAY, /* nothing: it was there when something else went wrong */
+    RT_FAULT, /* a node failed it: counts, unless the attempt gave a new token */
+    RT_DEATH, /* a process died of it, perhaps: rt_suspect_died has counted it */
+    RT_HANDBACK /* it was given back: preempted, or the node drains */
+} rt_blame;
+
 typedef struct {
-    bool counted; /* against the request, unless it gave a new token */
-    bool handback; /* preempted */
+    rt_blame what;
     bool same_decode; /* the decode node is not to blame: its verified pages stay */
     uint32_t blame; /* node to avoid, RT_NONE */
     kvf_status reason;
@@ -249,6 +280,17 @@ typedef struct {
 } rt_failure;
 /* The attempt is over; the leg goes on in a next one, or its request fails. */
 void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why);
+
+/* false: one more has ended the request. */
+bool rt_leg_may_go_on(kvf_router *r, rt_seq *s, const rt_failure *why);
+
+/* ---- suspects.c ---- */
+void rt_suspects_told(kvf_router *r, uint32_t node, const kvf_nmsg *msg);
+bool rt_suspect_died(kvf_router *r, rt_seq *s, uint32_t node); /* true: this leg was in the engine there; counted */
+void rt_suspect_cleared(rt_leg *l); /* a new token */
+bool rt_suspect_guilty(const kvf_router *r, const rt_leg *l);
+void rt_suspects_nobody(kvf_router *r); /* a process died, and nobody is to blame */
+bool rt_suspect_alone(const kvf_router *r, const rt_leg *l); /* one more death ends it: nobody shares its steps */
 
 /* ---- assign.c ---- */
 void rt_pump(kvf_router *r);

@@ -36,6 +36,7 @@ static void note_progress(kvf_router *r, rt_seq *leg, rt_request *q, uint32_t no
     rt_leg *l = &leg->l;
     const rt_node *n = &r->nodes[node];
     l->progress = !MUTANT(16);
+    if (l->progress) rt_suspect_cleared(l);
     l->model = n->model;
     l->numerics = n->numerics;
     r->counters.tokens++;
@@ -56,7 +57,7 @@ static void prefill_done(kvf_router *r, rt_seq *leg) {
 static void gap(kvf_router *r, rt_seq *leg, uint32_t node) {
     r->counters.gaps++;
     rt_leg_failed(r, leg,
-        &(rt_failure){.counted = true,
+        &(rt_failure){.what = RT_FAULT,
             .blame = node,
             .reason = KVF_ERR_FORMAT,
             .stage = "decode",

@@ -143,6 +143,11 @@ static void log_message(rig *r, uint32_t node, const kvf_nmsg *m) {
         e->retryable = m->failed.retryable;
         memcpy(e->text, m->failed.text, sizeof e->text);
         break;
+    case KVF_N_PREFILLING:
+        assert_true(m->prefilling.count <= KVF_COUNT_OF(e->items));
+        e->items_count = m->prefilling.count;
+        memcpy(e->items, m->prefilling.items, sizeof *e->items * e->items_count);
+        break;
     case KVF_N_PREEMPTED: e->next_position = m->preempted.next_position; break;
     case KVF_N_ALREADY_STARTED:
         e->already_attempt = m->already_started.attempt;

@@ -30,6 +30,8 @@ typedef struct {
     uint32_t pages;
     uint32_t next_position, already_attempt;
     uint64_t number;
+    kvf_prefilling_item items[16]; /* PREFILLING */
+    uint32_t items_count;
 } rig_entry;
 
 typedef struct {

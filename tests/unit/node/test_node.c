@@ -410,6 +410,112 @@ static void an_attempt_with_nothing_missing_only_makes_the_first_token(void **st
     rig_check_at_rest(&R);
 }
 
+/* Who is in the engine, should the process die now. */
+static void the_router_knows_what_the_engine_is_at(void **state) {
+    R.hold_steps = true;
+    kvf_work w = rig_work(1, prompt, 100, 40), small = rig_work(2, prompt + 200, 20, 4);
+    w.ship_min = small.ship_min = UINT32_MAX;
+    rig_reserve(&R, &w);
+    rig_reserve(&R, &small);
+    rig_entry *e = rig_last(&R, RIG_D, KVF_N_PREFILLING);
+    assert_int_equal(rig_count(&R, RIG_D, KVF_N_PREFILLING), 1);
+    assert_int_equal(e->items_count, 1);
+    assert_int_equal(e->items[0].request.counter, 1);
+    assert_int_equal(e->items[0].attempt, 1);
+    assert_int_equal(e->items[0].position, 0);
+    assert_int_equal(e->items[0].count, 64);
+    rig_run_step(&R, RIG_D);
+    rig_pump(&R);
+    e = rig_last(&R, RIG_D, KVF_N_PREFILLING);
+    assert_int_equal(e->items_count, 2);
+    for (uint32_t i = 0; i < 2; i++) assert_int_equal(e->items[i].position, e->items[i].request.counter == 1 ? 64 : 0);
+    /* A session that comes back hears it again, though nothing has changed. */
+    kvf_live live[] = {{w.request, 1, 0, 100}, {small.request, 1, 0, 20}};
+    kvf_rmsg m = {.kind = KVF_R_HELLO, .hello = {.router_epoch = 7, .live = live, .live_count = 2}};
+    memcpy(m.hello.router, "r0", 3);
+    kvf_node_on_session_down(R.node[RIG_D], R.now, 0);
+    rig_send(&R, RIG_D, &m);
+    assert_int_equal(rig_count(&R, RIG_D, KVF_N_PREFILLING), 3);
+    assert_int_equal(rig_last(&R, RIG_D, KVF_N_PREFILLING)->items_count, 2);
+    R.hold_steps = false;
+    rig_run_step(&R, RIG_D);
+    rig_pump(&R);
+    assert_int_equal(rig_last(&R, RIG_D, KVF_N_PREFILLING)->items_count, 0);
+    uint32_t said = rig_count(&R, RIG_D, KVF_N_PREFILLING);
+    assert_true(said <= 5 && R.steps > 40); /* none for steps that only decode */
+    expect_output(w.request, 0, prompt, 100, 40);
+    kvf_work shipped = rig_work(3, prompt + 300, 100, 4);
+    rig_ship(&R, &shipped);
+    assert_int_equal(rig_count(&R, RIG_P, KVF_N_PREFILLING), 3); /* two chunks, and none */
+    assert_int_equal(rig_count(&R, RIG_D, KVF_N_PREFILLING), said);
+}
+
+/* Its last chance: no innocent shares its steps, and they are small. Others get every second step. */
+static void a_suspect_runs_alone(void **state) {
+    R.hold_steps = true;
+    kvf_work other = rig_work(1, prompt, 30, 40), w = rig_work(2, prompt + 200, 40, 3);
+    other.ship_min = w.ship_min = UINT32_MAX;
+    w.alone = true;
+    rig_reserve(&R, &other);
+    rig_reserve(&R, &w);
+    uint32_t alone = 0, suspect_tokens = 0, since = 0;
+    for (uint32_t steps = 0; R.step_pending[RIG_D] && steps < 100; steps++) {
+        const kvf_step *s = &R.step[RIG_D];
+        bool has = false;
+        for (uint32_t i = 0; i < s->runs_count; i++) has |= s->runs[i].tokens[0] == prompt[200];
+        if (has && suspect_tokens < 40) {
+            assert_int_equal(s->runs_count, 1);
+            assert_true(s->runs[0].count <= KVF_KV_BLOCK_TOKENS);
+            suspect_tokens += s->runs[0].count;
+            alone++;
+            assert_true(since <= 1);
+            since = 0;
+        } else {
+            since++;
+        }
+        rig_run_step(&R, RIG_D);
+        rig_pump(&R);
+    }
+    assert_int_equal(alone, 3);
+    expect_output(w.request, 0, prompt + 200, 40, 3);
+    expect_output(other.request, 0, prompt, 30, 40);
+    rig_check_at_rest(&R);
+}
+
+/* The prompt came from elsewhere: its first decode steps are its own, choice by choice. */
+static void a_suspect_decodes_its_first_token_alone(void **state) {
+    kvf_work other = rig_work(1, prompt, 30, 40), w = rig_work(2, prompt + 200, 40, 5);
+    other.ship_min = UINT32_MAX;
+    w.alone = true;
+    w.n = 3;
+    R.hold_steps = true;
+    rig_reserve(&R, &other);
+    rig_run_step(&R, RIG_D);
+    rig_ship(&R, &w);
+    while (R.step_pending[RIG_P]) {
+        rig_run_step(&R, RIG_P);
+        rig_pump(&R);
+    }
+    uint32_t mixed = 0;
+    bool met = false;
+    while (R.step_pending[RIG_D]) {
+        const kvf_step *s = &R.step[RIG_D];
+        uint32_t ours = 0;
+        for (uint32_t i = 0; i < s->runs_count; i++) ours += s->runs[i].tokens[0] == prompt[200];
+        if (ours && !met) {
+            assert_int_equal(ours, 3);
+            assert_int_equal(s->runs_count, 3);
+            met = true;
+        }
+        mixed += ours && ours < s->runs_count;
+        rig_run_step(&R, RIG_D);
+        rig_pump(&R);
+    }
+    assert_true(met && mixed > 0);
+    for (uint32_t c = 0; c < 3; c++) expect_output(w.request, c, prompt + 200, 40, 5);
+    rig_check_at_rest(&R);
+}
+
 static void bad_work_is_refused_by_field(void **state) {
     kvf_work w = rig_work(1, prompt, 1000, 25);
     rig_reserve(&R, &w);
@@ -534,6 +640,9 @@ int main(void) {
         T(a_grant_expires_once_its_router_is_gone),
         T(a_link_that_dies_fails_the_hand_off_for_its_router),
         T(an_attempt_with_nothing_missing_only_makes_the_first_token),
+        T(the_router_knows_what_the_engine_is_at),
+        T(a_suspect_runs_alone),
+        T(a_suspect_decodes_its_first_token_alone),
         T(bad_work_is_refused_by_field),
         T(draining_refuses_new_work_and_hands_over_at_its_deadline),
         T(ids_of_two_routers_do_not_meet),

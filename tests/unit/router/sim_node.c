@@ -102,6 +102,8 @@ static kvf_nmsg *nmsg_copy(const kvf_nmsg *m) {
     if (m->kind == KVF_N_TOKENS) c->tokens.items = copy(m->tokens.items, m->tokens.count * sizeof(kvf_token_item));
     if (m->kind == KVF_N_EVENTS) c->events.events = copy(m->events.events, m->events.count * sizeof(kvf_block_event));
     if (m->kind == KVF_N_SNAPSHOT) c->snapshot.names = copy(m->snapshot.names, m->snapshot.count * sizeof(kvf_hash128));
+    if (m->kind == KVF_N_PREFILLING)
+        c->prefilling.items = copy(m->prefilling.items, m->prefilling.count * sizeof *m->prefilling.items);
     if (m->kind == KVF_N_PROMPT_LOGPROBS)
         c->prompt_logprobs.samples.data = copy(m->prompt_logprobs.samples.data, m->prompt_logprobs.samples.len_bytes);
     return c;
@@ -113,6 +115,7 @@ static void nmsg_free(kvf_nmsg *m) {
     if (m->kind == KVF_N_TOKENS) free((void *)m->tokens.items);
     if (m->kind == KVF_N_EVENTS) free((void *)m->events.events);
     if (m->kind == KVF_N_SNAPSHOT) free((void *)m->snapshot.names);
+    if (m->kind == KVF_N_PREFILLING) free((void *)m->prefilling.items);
     if (m->kind == KVF_N_PROMPT_LOGPROBS) free((void *)m->prompt_logprobs.samples.data);
     free(m);
 }

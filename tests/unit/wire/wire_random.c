@@ -11,6 +11,7 @@ static struct {
     kvf_block_event events[LIST_MAX];
     kvf_hash128 names[LIST_MAX];
     kvf_block_report reports[LIST_MAX];
+    kvf_prefilling_item prefilling[LIST_MAX];
 } pool;
 
 /* Small and huge values alike. */
@@ -76,6 +77,7 @@ static void work(kvf_rng *rng, kvf_work *w) {
     w->priority = (int32_t)any32(rng);
     w->time_left_ns = any(rng);
     w->prompt_logprobs = below(rng, KVF_WIRE_PROMPT_LOGPROBS_MAX + 1);
+    w->alone = flip(rng);
     w->sampling = bytes(rng, pool.bytes, below(rng, KVF_WIRE_SAMPLING_MAX + 1));
 }
 
@@ -216,6 +218,14 @@ static void tokens(kvf_rng *rng, kvf_nmsg *m) {
     }
 }
 
+static void prefilling(kvf_rng *rng, kvf_nmsg *m) {
+    m->prefilling.count = below(rng, LIST_MAX);
+    m->prefilling.items = pool.prefilling;
+    for (uint32_t i = 0; i < m->prefilling.count; i++)
+        pool.prefilling[i] =
+            (kvf_prefilling_item){id(rng), positive(rng), below(rng, KVF_WIRE_TOKENS_MAX), 1 + below(rng, 1000)};
+}
+
 static void about_node(kvf_rng *rng, kvf_nmsg *m) {
     switch (m->kind) {
     case KVF_N_WELCOME:
@@ -240,6 +250,7 @@ static void about_node(kvf_rng *rng, kvf_nmsg *m) {
         m->flushed.query = any(rng);
         m->flushed.blocks_freed = any(rng);
         return;
+    case KVF_N_PREFILLING: prefilling(rng, m); return;
     default: return;
     }
 }

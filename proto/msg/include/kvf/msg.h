@@ -46,6 +46,7 @@ typedef struct {
     uint32_t ship_min; /* uncached tokens below which the decode node computes alone: 0 always ship, UINT32_MAX never */
     uint32_t prompt_logprobs; /* 0: not wanted; k + 1: wanted with k best; such a request reads no cached prefix */
     kvf_span sampling; /* a kvf_sampling, opaque to cores */
+    bool alone; /* processes died computing it: until it has made a token, small steps that it shares with nobody */
 } kvf_work;
 
 /* Where a prefill node ships to. */
@@ -138,6 +139,12 @@ typedef struct {
     kvf_span sample; /* a kvf_sample; empty when no logprobs are wanted */
 } kvf_token_item;
 
+/* A prompt whose tokens [position, position + count) the engine is at. */
+typedef struct {
+    kvf_request_id request;
+    uint32_t attempt, position, count;
+} kvf_prefilling_item;
+
 typedef struct {
     kvf_node_state state;
     kvf_role role;
@@ -211,7 +218,8 @@ typedef enum {
     KVF_N_SNAPSHOT,
     KVF_N_AUDIT,
     KVF_N_BLOCKS,
-    KVF_N_FLUSHED
+    KVF_N_FLUSHED,
+    KVF_N_PREFILLING /* this router's prompts in the step that begins; in place of what was said before */
 } kvf_n_kind;
 
 typedef struct {
@@ -304,6 +312,10 @@ typedef struct {
         struct {
             uint64_t query, blocks_freed;
         } flushed;
+        struct {
+            const kvf_prefilling_item *items;
+            uint32_t count;
+        } prefilling;
     };
 } kvf_nmsg;
 #endif

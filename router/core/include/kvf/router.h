@@ -40,7 +40,10 @@ typedef struct {
     uint32_t ship_min; /* AUTO: uncached tokens from which shipping pays */
     bool strict; /* no READY node of a role: true: refuse after the grace; false: the other role does all the work */
     kvf_time_ns ready_grace_ns;
-    uint32_t attempts_max; /* attempts that gave no new token; 3 */
+    uint32_t attempts_max; /* attempts that failed, or in which a process died computing the same tokens, without a new
+                              token; 3. Deaths wherever: three times as many in a row */
+    kvf_time_ns stray_span_ns; /* attempts that came to nothing otherwise, in a row without a new token: 4 *
+                                  attempts_max of them over so long a time end the request */
     uint32_t directory_entries_max; /* block names known over all nodes */
     kvf_time_ns status_timeout_ns; /* a session silent for so long is closed */
     kvf_time_ns reconnect_grace_ns; /* without a Welcome for so long: the node is lost */
