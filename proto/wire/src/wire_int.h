@@ -19,17 +19,17 @@ static inline void *wire_take(kvf_arena *a, size_t len_bytes) {
     X(waiting)                                                                                                         \
     X(waiting_tokens)                                                                                                  \
     X(blocks_total)                                                                                                    \
-    X(blocks_free) X(blocks_filling) X(blocks_sealed) X(blocks_pinned) X(blocks_in_use) X(blocks_booked)               \
-        X(blocks_evictable) X(waste_ppm) X(prefill_tokens) X(decode_tokens) X(prefill_busy_ns) X(decode_busy_ns)       \
-            X(pages_sent) X(bytes_sent) X(pages_received) X(bytes_received) X(frames_rejected) X(preemptions)          \
-                X(cancels) X(evictions) X(cache_hit_tokens) X(events_next)
+    X(blocks_free)                                                                                                     \
+    X(blocks_filling) X(blocks_sealed) X(blocks_pinned) X(blocks_in_use) X(blocks_booked) X(blocks_evictable)          \
+        X(waste_ppm) X(prefill_tokens) X(decode_tokens) X(prefill_busy_ns) X(decode_busy_ns) X(pages_sent)             \
+            X(bytes_sent) X(pages_received) X(bytes_received) X(frames_rejected) X(preemptions) X(cancels)             \
+                X(evictions) X(cache_hit_tokens) X(events_next)
 #define WIRE_IDENTITY_NUMBERS(X)                                                                                       \
     X(wire_version)                                                                                                    \
     X(block_tokens)                                                                                                    \
     X(layers)                                                                                                          \
     X(heads)                                                                                                           \
-    X(kv_heads) X(head_dim) X(vocab) X(page_bytes) X(context_max) X(layout) X(rope_dims) X(rope_base_bits)             \
-        X(rope_style)
+    X(kv_heads) X(head_dim) X(vocab) X(page_bytes) X(context_max) X(layout) X(rope_dims) X(rope_base_bits) X(rope_style)
 #define WIRE_WORK_NUMBERS(X)                                                                                           \
     X(attempt)                                                                                                         \
     X(prompt_count)                                                                                                    \
