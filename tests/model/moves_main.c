@@ -28,6 +28,8 @@ static const struct {
     {MACHINE_LEG, "NONE", "HELD", "rare (router's random test)"},
     {MACHINE_LEG, "DECODING", "RESERVING", "rare: seen in 5000 seeds"},
     {MACHINE_LEG, "GRANTED", "DECODING", "rare: not in 5000 seeds (router's random test)"},
+    {MACHINE_LEG, "QUEUED", "HELD", "rare: not in 400 seeds (router's random test)"},
+    {MACHINE_LEG, "QUEUED", "NONE", "rare: not in 400 seeds (router's random test)"},
     {MACHINE_LEG, "GRANTED", "HELD", "rare: seen in 1000 seeds"},
     {MACHINE_LEG, "GRANTED", "WAITING", "rare: not in 5000 seeds (router's random test)"},
 };
