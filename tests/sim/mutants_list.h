@@ -20,6 +20,7 @@
     {"xfer", &sim_mutant_xfer, 7, 2000, "digest ignored"},
     {"xfer", &sim_mutant_xfer, 8, 2000, "a hand-off ends with sends under way"},
     {"xfer", &sim_mutant_xfer, 9, 2000, "a grant opened without proof"},
+    {"xfer", &sim_mutant_xfer, 10, 2000, "an OPEN late from a cut link takes the grant back"},
     {"node", &sim_mutant_node, 1, 2000, "Hello leaves requests that it does not list"},
     {"node", &sim_mutant_node, 2, 2000, "blocks given back under a running step"},
     {"node", &sim_mutant_node, 3, 2000, "blocks given back under a send"},
