@@ -182,8 +182,6 @@ static const char *not_excused(const sim *s, const sim_request *q, const kvf_ref
     /* Not kept by the node for a session that comes back: a known flaw (docs/reliability.md). */
     if (q->plan->logprobs && why->status == KVF_ERR_PEER_LOST && strstr(why->text, "prompt logprobs")) return NULL;
     if (q->engine_failures >= 3) return NULL;
-    if (s->harms - q->harms_before >= 3 && strstr(why->text, "gave up after"))
-        return NULL; /* until attempts are counted by deaths */
     if (q->deaths >= 3) return NULL; /* it may be what kills them */
     if (r->unserved != 0 && r->unserved >= q->submitted_at) return NULL; /* nobody was there for it */
     return "somebody was there to do it";
