@@ -2,7 +2,8 @@
  * pool) and the sending core fed by a script. First byte: 0 decode the rest; odd: script for the receiver; even: script
  * for the sender.
  *
- * Receiver's script, one op per step (op % 10), operands follow:
+ * Receiver's script, one op per step (op % 10; op / 10 % 4 + 1 is the generation of HELLO and the turn of OPEN),
+ * operands follow:
  *   0 raw bytes (len, bytes)      1 HELLO that fits           2 OPEN with a right proof     3 PAGE (block, layer, crc
  * right?) 4 COMMIT (count, right sum?)  5 CANCEL or RENEW           6 any frame, its body from the input, its head
  * right 7 re-offer                    8 revoke                    9 time passes After every step all audits must be
@@ -72,6 +73,7 @@ static struct {
     uint32_t attempt, booked;
     bool over;
     uint64_t digest;
+    uint64_t generation; /* least that this input says */
     kvf_conn *conn;
     int downs;
 } w;
@@ -200,7 +202,8 @@ static void say_page(input *in) {
 static void step(input *in) {
     kvf_frame f = {0};
     uint32_t spent, missing[BLOCKS], count;
-    switch (take(in) % 10) {
+    uint8_t op = take(in);
+    switch (op % 10) {
     case 0: {
         size_t len = take_len(in);
         say(in->at, len);
@@ -209,12 +212,17 @@ static void step(input *in) {
     }
     case 1:
         f = (kvf_frame){.kind = KVF_FRAME_HELLO,
-            .hello = {.node = "p1", .epoch = 11, .peer = "d1", .peer_epoch = 22, .generation = 1, .identity = model}};
+            .hello = {.node = "p1",
+                .epoch = 11,
+                .peer = "d1",
+                .peer_epoch = 22,
+                .generation = w.generation + op / 10 % 4,
+                .identity = model}};
         say_frame(&f, NULL, 0);
         break;
     case 2:
-        f = (kvf_frame){
-            .kind = KVF_FRAME_OPEN, .open = {.grant = w.grant, .request = request, .attempt = w.attempt, .turn = 1}};
+        f = (kvf_frame){.kind = KVF_FRAME_OPEN,
+            .open = {.grant = w.grant, .request = request, .attempt = w.attempt, .turn = 1 + op / 10 % 4}};
         kvf_grant_proof(secret, w.nonce, w.grant, request, w.attempt, f.open.turn, f.open.proof);
         say_frame(&f, NULL, 0);
         break;
@@ -251,6 +259,7 @@ static void fuzz_receiver(input in) {
     w.kv = kvf_kv_init(w.kv_memory, &w.kc);
     w.rx = kvf_rx_init(w.rx_memory, &w.rc, w.kv);
     w.now = w.digest = 0;
+    w.generation += 8; /* the endpoint outlives the input, and knows what its caller said before */
     w.over = w.up = false;
     w.attempt = 1;
     w.booked = BLOCKS;
