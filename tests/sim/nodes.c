@@ -23,6 +23,7 @@ static void node_config(sim *s, uint32_t node, kvf_node_config *c) {
         .sampling_bytes_max = 64,
         .expected_output = (uint32_t)p->expected,
         .events_max = 64,
+        .relink_ttl_ns = p->expected % 3 ? s->plan->world.lease_ms * SIM_MS / 4 : 0,
         .grant_ttl_ns = s->plan->world.lease_ms * SIM_MS,
         .hold_ttl_ns = s->plan->world.lease_ms * SIM_MS,
         .router_grace_ns = SIM_ROUTER_GRACE_NS,

@@ -27,7 +27,8 @@ static kvf_tx_config tx_config(const kvf_node_config *c) {
         .layers = c->layers,
         .page_bytes = c->page_bytes,
         .inflight_max = 256,
-        .hold_ttl_ns = c->hold_ttl_ns};
+        .hold_ttl_ns = c->hold_ttl_ns,
+        .relink_ttl_ns = c->relink_ttl_ns};
 }
 
 /* One event can at most answer every request and every session; snapshots and reports come in parts. */

@@ -9,10 +9,10 @@
 /* Planted faults for the simulator (0 in every product build): 1 Hello leaves requests that it does not list; 2 blocks
  * given back under a running step; 3 and under a send; 4 tokens not said again after a reconnect; 5 one batch too many
  * acknowledged; 6 an end overtakes the tokens before it; 7 a hit pinned without room; 8 nothing left to compute; 9
- * booked room kept; 10 the last, partly filled page not shipped; 11 a page shipped before its layer is done; 12 a grant not renewed while
- * the prefill node queues; 13 a lower attempt followed; 14 landed pages kept though the prompt has grown; 15 a lost
- * router's requests kept; 16 a late Cancel hits the next attempt; 17 Failed where the sender has said why; 18 salt not
- * in the root. */
+ * booked room kept; 10 the last, partly filled page not shipped; 11 a page shipped before its layer is done; 12 a grant
+ * not renewed while the prefill node queues; 13 a lower attempt followed; 14 landed pages kept though the prompt has
+ * grown; 15 a lost router's requests kept; 16 a late Cancel hits the next attempt; 17 Failed where the sender has said
+ * why; 18 salt not in the root. */
 #ifndef KVF_MUTANT
 #define KVF_MUTANT 0
 #endif
@@ -85,6 +85,8 @@ typedef struct {
     /* PREFILL */
     kvf_tx_id tx;
     bool tx_active;
+    bool linked; /* it has had a link */
+    uint32_t relinks; /* links that broke under it */
     uint32_t link_slot; /* of `links` while waiting for the link */
     char peer[KVF_NAME_MAX];
     uint32_t ready_layers; /* of the running step's blocks, already told to tx */
@@ -110,14 +112,17 @@ typedef struct {
     uint8_t sample[KVF_SAMPLE_BYTES_MAX];
 } out_item;
 
-typedef enum { LINK_FREE, LINK_CALLING, LINK_UP } link_state;
+/* WAITING: the link broke, hand-offs wait for the next, and a call has failed: called again at redial_at. */
+typedef enum { LINK_FREE, LINK_CALLING, LINK_UP, LINK_WAITING } link_state;
 typedef struct {
     link_state state;
     bool outgoing;
     kvf_link_id id;
     char peer[KVF_NAME_MAX];
-    uint64_t peer_epoch;
+    uint64_t peer_epoch, host_id;
     uint8_t nonce[16];
+    char address[KVF_ADDRESS_MAX], local_address[KVF_ADDRESS_MAX]; /* of an outgoing one */
+    kvf_time_ns redial_at;
 } node_link;
 
 typedef struct {
@@ -229,6 +234,8 @@ void node_on_tx_end(kvf_node *n, const kvf_tx_act *a);
 void node_start_shipping(kvf_node *n, node_req *r, const kvf_ship_to *to);
 void node_ship_first(
     kvf_node *n, node_req *r, const kvf_step_sample *samples, uint32_t count); /* the prompt is computed */
+void node_links_on_time(kvf_node *n);
+kvf_time_ns node_links_deadline(const kvf_node *n);
 void node_tell_layers(kvf_node *n); /* final pages of the running step, layers below step_layer */
 
 /* node_step.c */

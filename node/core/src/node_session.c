@@ -282,6 +282,7 @@ void kvf_node_on_time(kvf_node *n, kvf_time_ns now) {
     renew_grants(n);
     kvf_rx_on_time(n->rx, now);
     kvf_tx_on_time(n->tx, now);
+    node_links_on_time(n);
     for (uint32_t i = 0; i < n->config.sessions_max; i++) {
         node_session *s = &n->sessions[i];
         if (!s->used || s->up || now - s->down_since < n->config.router_grace_ns || MUTANT(15)) continue;
@@ -296,6 +297,7 @@ void kvf_node_on_time(kvf_node *n, kvf_time_ns now) {
 
 kvf_time_ns kvf_node_deadline(const kvf_node *n) {
     kvf_time_ns at = KVF_MIN(kvf_rx_deadline(n->rx), kvf_tx_deadline(n->tx));
+    at = KVF_MIN(at, node_links_deadline(n));
     for (uint32_t i = 0; i < n->config.sessions_max; i++) {
         const node_session *s = &n->sessions[i];
         if (s->used && s->up) at = KVF_MIN(at, n->status_at);

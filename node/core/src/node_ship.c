@@ -2,6 +2,9 @@
 #include "node_int.h"
 #include <stdio.h>
 
+#define RELINKS_MAX 4 /* a link that breaks so often under one hand-off is no use to it */
+#define REDIALS 16 /* calls in one relink ttl */
+
 /* ------------------------------------------------------------------ first tokens inside Commit
  * u32 count, then per choice: u32 choice, u32 token, u32 end, u32 sample bytes, the sample. Little-endian. */
 
@@ -124,19 +127,32 @@ static uint32_t link_new(kvf_node *n) {
     return NONE;
 }
 
+static void dial(kvf_node *n, node_link *l) {
+    l->state = LINK_CALLING;
+    l->id = KVF_LINK_NONE;
+    kvf_node_act *a = node_act(n, KVF_NODE_CONNECT);
+    memcpy(a->connect.peer, l->peer, sizeof a->connect.peer);
+    a->connect.peer_epoch = l->peer_epoch;
+    a->connect.host_id = l->host_id;
+    memcpy(a->connect.address, l->address, sizeof a->connect.address);
+    memcpy(a->connect.local_address, l->local_address, sizeof a->connect.local_address);
+}
+
 static uint32_t call_peer(kvf_node *n, const kvf_ship_to *to) {
     uint32_t at = link_new(n);
     if (at == NONE) return NONE;
     node_link *l = &n->links[at];
-    *l = (node_link){.state = LINK_CALLING, .outgoing = true, .id = KVF_LINK_NONE, .peer_epoch = to->epoch};
+    *l = (node_link){.outgoing = true, .peer_epoch = to->epoch, .host_id = to->host_id};
     memcpy(l->peer, to->node, sizeof l->peer);
-    kvf_node_act *a = node_act(n, KVF_NODE_CONNECT);
-    memcpy(a->connect.peer, to->node, sizeof a->connect.peer);
-    a->connect.peer_epoch = to->epoch;
-    a->connect.host_id = to->host_id;
-    memcpy(a->connect.address, to->address, sizeof a->connect.address);
-    memcpy(a->connect.local_address, to->local_address, sizeof a->connect.local_address);
+    memcpy(l->address, to->address, sizeof l->address);
+    memcpy(l->local_address, to->local_address, sizeof l->local_address);
+    dial(n, l);
     return at;
+}
+
+static void take_link(kvf_node *n, node_req *r, const node_link *l) {
+    r->linked = true;
+    kvf_tx_set_link(n->tx, n->now, r->tx, l->id, l->nonce);
 }
 
 void node_start_shipping(kvf_node *n, node_req *r, const kvf_ship_to *to) {
@@ -157,7 +173,7 @@ void node_start_shipping(kvf_node *n, node_req *r, const kvf_ship_to *to) {
         return;
     }
     node_link *l = &n->links[r->link_slot];
-    if (l->state == LINK_UP) kvf_tx_set_link(n->tx, n->now, r->tx, l->id, l->nonce);
+    if (l->state == LINK_UP) take_link(n, r, l);
 }
 
 void node_ship_first(kvf_node *n, node_req *r, const kvf_step_sample *samples, uint32_t count) {
@@ -175,7 +191,7 @@ void node_tell_layers(kvf_node *n) {
         uint32_t end = run->position + run->count;
         uint32_t first = run->position / KVF_KV_BLOCK_TOKENS;
         uint32_t last = end == r->tokens_count && !MUTANT(10) ? (uint32_t)kvf_div_up(end, KVF_KV_BLOCK_TOKENS)
-                                                             : end / KVF_KV_BLOCK_TOKENS;
+                                                              : end / KVF_KV_BLOCK_TOKENS;
         uint32_t done = MUTANT(11) && n->step_layer < n->config.layers ? n->step_layer + 1 : n->step_layer;
         for (; r->ready_layers < done; r->ready_layers++)
             if (last > first) kvf_tx_pages_ready(n->tx, r->tx, first, last - first, r->ready_layers);
@@ -227,16 +243,19 @@ void kvf_node_on_link_up(kvf_node *n, kvf_time_ns now, kvf_link_id link, const c
     const uint8_t nonce[16], bool outgoing) {
     n->now = now;
     uint32_t at = outgoing ? link_find(n, peer, peer_epoch) : NONE;
-    if (at == NONE) at = link_new(n);
-    if (at == NONE) return; /* an incoming link needs no record: rx knows links by id */
+    if (at == NONE) {
+        at = link_new(n);
+        if (at == NONE) return; /* an incoming link needs no record: rx knows links by id */
+        n->links[at] = (node_link){.outgoing = outgoing, .peer_epoch = peer_epoch};
+        snprintf(n->links[at].peer, sizeof n->links[at].peer, "%s", peer);
+    }
     node_link *l = &n->links[at];
-    *l = (node_link){.state = LINK_UP, .outgoing = outgoing, .id = link, .peer_epoch = peer_epoch};
-    snprintf(l->peer, sizeof l->peer, "%s", peer);
+    l->state = LINK_UP;
+    l->id = link;
     memcpy(l->nonce, nonce, sizeof l->nonce);
     for (uint32_t i = 0; i < n->config.requests_max; i++) {
         node_req *r = &n->reqs[i];
-        if (r->state != REQ_FREE && r->tx_active && !r->ending && r->link_slot == at)
-            kvf_tx_set_link(n->tx, now, r->tx, link, nonce);
+        if (r->state != REQ_FREE && r->tx_active && !r->ending && r->link_slot == at) take_link(n, r, l);
     }
 }
 
@@ -249,10 +268,25 @@ void kvf_node_on_calling(kvf_node *n, const char *peer, uint64_t peer_epoch, kvf
 static uint32_t link_by_id(const kvf_node *n, kvf_link_id link, const char *peer) {
     for (uint32_t i = 0; i < n->config.links_max; i++) {
         const node_link *l = &n->links[i];
-        if (l->state == LINK_FREE || l->id != link) continue;
+        if (l->state == LINK_FREE || l->state == LINK_WAITING || l->id != link) continue;
         if (link != KVF_LINK_NONE || strcmp(l->peer, peer) == 0) return i;
     }
     return NONE;
+}
+
+/* true: it waits for the next link. */
+static bool lost_link(kvf_node *n, node_req *r, bool was_calling, kvf_status reason, const char *text) {
+    /* Another process is there, or one that this node may not speak to: no use in calling again. */
+    bool final = reason == KVF_ERR_MISMATCH || reason == KVF_ERR_STALE || reason == KVF_ERR_AUTH;
+    bool live = r->tx_active && !r->ending;
+    if (live && r->linked && n->config.relink_ttl_ns && !final && (was_calling || r->relinks++ < RELINKS_MAX))
+        return true; /* until relink_ttl, which tx keeps */
+    r->link_slot = NONE;
+    /* Without a relink ttl, hand-offs on a link that was up end through tx; those that waited for it end here, with the
+     * reason of the call. */
+    if (live && (was_calling || n->config.relink_ttl_ns))
+        node_fail(n, r, KVF_STAGE_TRANSFER, reason, r->peer, reason != KVF_ERR_MISMATCH, text);
+    return false;
 }
 
 void kvf_node_on_link_down(
@@ -264,19 +298,44 @@ void kvf_node_on_link_down(
         kvf_tx_on_link_down(n->tx, now, link);
     }
     if (at == NONE) return;
-    bool was_calling = n->links[at].state == LINK_CALLING;
-    n->links[at].state = LINK_FREE;
-    for (uint32_t i = 0; i < n->config.requests_max; i++) {
-        node_req *r = &n->reqs[i];
-        if (r->state == REQ_FREE || r->link_slot != at) continue;
-        r->link_slot = NONE;
-        /* Hand-offs on a link that was up end through tx; those that waited for it end here, with the reason of the
-         * call. */
-        if (was_calling && r->tx_active && !r->ending) {
-            bool retryable = reason != KVF_ERR_MISMATCH;
-            node_fail(n, r, KVF_STAGE_TRANSFER, reason, r->peer, retryable, text);
-        }
+    node_link *l = &n->links[at];
+    bool was_calling = l->state == LINK_CALLING;
+    bool waited_for = false;
+    for (uint32_t i = 0; i < n->config.requests_max; i++)
+        if (n->reqs[i].state != REQ_FREE && n->reqs[i].link_slot == at)
+            waited_for |= lost_link(n, &n->reqs[i], was_calling, reason, text);
+    l->state = LINK_FREE;
+    if (!waited_for) return;
+    if (!was_calling) {
+        dial(n, l); /* most often only the connection broke */
+        return;
     }
+    l->state = LINK_WAITING;
+    l->redial_at = now + n->config.relink_ttl_ns / REDIALS;
+}
+
+static bool waits_for(const node_req *r, uint32_t at) {
+    return r->state != REQ_FREE && r->link_slot == at && r->tx_active && !r->ending;
+}
+
+void node_links_on_time(kvf_node *n) {
+    for (uint32_t at = 0; at < n->config.links_max; at++) {
+        node_link *l = &n->links[at];
+        if (l->state != LINK_WAITING || l->redial_at > n->now) continue;
+        bool wanted = false;
+        for (uint32_t i = 0; i < n->config.requests_max && !wanted; i++) wanted = waits_for(&n->reqs[i], at);
+        if (wanted)
+            dial(n, l);
+        else
+            l->state = LINK_FREE;
+    }
+}
+
+kvf_time_ns node_links_deadline(const kvf_node *n) {
+    kvf_time_ns at = KVF_TIME_NEVER;
+    for (uint32_t i = 0; i < n->config.links_max; i++)
+        if (n->links[i].state == LINK_WAITING) at = KVF_MIN(at, n->links[i].redial_at);
+    return at;
 }
 
 kvf_status kvf_node_on_frame(kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_frame *f) {

@@ -234,6 +234,7 @@ static void configure_core(kvf_worker *w, const kvf_tokenizer_info *tok) {
         .sampling_bytes_max = sizeof(kvf_sampling),
         .expected_output = o->expected_output,
         .events_max = 65536,
+        .relink_ttl_ns = KVF_MIN(KVF_NS_PER_S, o->grant_ttl_ns / 3),
         .grant_ttl_ns = o->grant_ttl_ns,
         .hold_ttl_ns = o->hold_ttl_ns,
         .router_grace_ns = o->router_grace_ns,

@@ -37,13 +37,16 @@ static kvf_node_config rig_config(const char *name, kvf_role role, uint32_t bloc
     return c;
 }
 
-void rig_init(rig *r, uint32_t blocks_p, uint32_t blocks_d) {
+void rig_init(rig *r, uint32_t blocks_p, uint32_t blocks_d) { rig_init_with(r, blocks_p, blocks_d, 0); }
+
+void rig_init_with(rig *r, uint32_t blocks_p, uint32_t blocks_d, kvf_time_ns relink_ttl_ns) {
     memset(r, 0, sizeof *r);
     r->now = 1000 * KVF_NS_PER_S;
     r->auto_ack = true;
     r->config[RIG_P] = rig_config("p0", KVF_ROLE_PREFILL, blocks_p);
     r->config[RIG_D] = rig_config("d0", KVF_ROLE_DECODE, blocks_d);
     for (uint32_t i = 0; i < RIG_NODES; i++) {
+        r->config[i].relink_ttl_ns = relink_ttl_ns;
         size_t bytes = (size_t)kvf_align_up(kvf_node_size(&r->config[i]), 64);
         r->memory[i] = aligned_alloc(64, bytes);
         memset(r->memory[i], 0, bytes);
@@ -166,6 +169,12 @@ static void log_message(rig *r, uint32_t node, const kvf_nmsg *m) {
 static void connect_links(rig *r, uint32_t from, const kvf_node_act *a) {
     static const uint8_t nonce[16] = {1, 2, 3};
     uint32_t to = 1 - from;
+    if (r->no_calls) {
+        r->calls_in_vain++;
+        kvf_node_on_link_down(r->node[from], r->now, KVF_LINK_NONE, a->connect.peer,
+            r->vain_reason ? r->vain_reason : KVF_ERR_PEER_LOST, "nobody there");
+        return;
+    }
     kvf_link_id link = ++r->links;
     r->connects++;
     kvf_node_on_calling(r->node[from], a->connect.peer, a->connect.peer_epoch, link);

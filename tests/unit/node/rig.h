@@ -43,6 +43,9 @@ typedef struct {
     bool hold_steps; /* steps wait for rig_run_step */
     bool hold_pages; /* pages are lost on the wire while set */
     bool auto_ack;
+    bool no_calls; /* calls fail, with vain_reason or PEER_LOST */
+    kvf_status vain_reason;
+    uint32_t calls_in_vain;
     kvf_time_ns now;
     rig_entry log[RIG_LOG_MAX];
     uint32_t log_count;
@@ -50,7 +53,8 @@ typedef struct {
     uint64_t computed_tokens[RIG_NODES];
 } rig;
 
-void rig_init(rig *r, uint32_t blocks_p, uint32_t blocks_d);
+void rig_init(rig *r, uint32_t blocks_p, uint32_t blocks_d); /* a hand-off ends with its link */
+void rig_init_with(rig *r, uint32_t blocks_p, uint32_t blocks_d, kvf_time_ns relink_ttl_ns);
 void rig_fini(rig *r);
 void rig_hello(rig *r);
 void rig_send(rig *r, uint32_t node, const kvf_rmsg *m); /* and pump */

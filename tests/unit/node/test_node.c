@@ -385,6 +385,95 @@ static void a_link_that_dies_fails_the_hand_off_for_its_router(void **state) {
     rig_check_at_rest(&R);
 }
 
+static void cut(void) {
+    kvf_link_id link = R.links;
+    kvf_node_on_link_down(R.node[RIG_P], R.now, link, "d0", KVF_ERR_PEER_LOST, "reset");
+    kvf_node_on_link_down(R.node[RIG_D], R.now, link, "p0", KVF_ERR_PEER_LOST, "reset");
+    rig_pump(&R);
+}
+
+static void relinking(void) {
+    rig_fini(&R);
+    rig_init_with(&R, 128, 128, KVF_NS_PER_S / 2);
+}
+
+static void a_link_that_blips_costs_nothing(void **state) {
+    relinking();
+    R.hold_steps = true;
+    kvf_work w = rig_work(1, prompt, 200, 20);
+    rig_ship(&R, &w);
+    for (uint32_t i = 0; R.step_pending[RIG_P]; i++) {
+        R.hold_pages = i == 1; /* what is on its way when the link breaks is lost, and sent again */
+        rig_run_step(&R, RIG_P);
+        rig_pump(&R);
+        if (i < 2) cut();
+        R.hold_pages = false;
+    }
+    R.hold_steps = false;
+    if (R.step_pending[RIG_D]) rig_run_step(&R, RIG_D);
+    rig_pump(&R);
+    assert_int_equal(R.connects, 3);
+    assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED) + rig_count(&R, RIG_D, KVF_N_FAILED), 0);
+    assert_int_equal(R.computed_tokens[RIG_P], 200); /* nothing twice */
+    assert_int_equal(rig_last(&R, RIG_P, KVF_N_SHIPPED)->reason, KVF_OK);
+    expect_output(w.request, 0, prompt, 200, 20);
+    rig_check_at_rest(&R);
+}
+
+static void a_link_that_stays_away_ends_its_hand_off_in_time(void **state) {
+    relinking();
+    R.hold_steps = true;
+    kvf_work w = rig_work(1, prompt, 200, 20), late = rig_work(2, prompt + 300, 40, 5);
+    rig_ship(&R, &w);
+    rig_run_step(&R, RIG_P);
+    rig_pump(&R);
+    R.no_calls = true;
+    cut();
+    rig_advance(&R, KVF_NS_PER_S / 4);
+    assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED), 0);
+    rig_ship(&R, &late); /* it never had a link: its router finds it another way at once */
+    for (uint32_t i = 0; i < 10; i++) rig_advance(&R, KVF_NS_PER_S / 100);
+    assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED), 1);
+    assert_int_equal(rig_last(&R, RIG_P, KVF_N_FAILED)->request.counter, 2);
+    for (uint32_t i = 0; i < 16; i++) rig_advance(&R, KVF_NS_PER_S / 100);
+    if (R.step_pending[RIG_P]) rig_run_step(&R, RIG_P);
+    rig_pump(&R);
+    assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED), 2);
+    assert_int_equal(rig_last(&R, RIG_P, KVF_N_FAILED)->reason, KVF_ERR_PEER_LOST);
+    assert_true(R.calls_in_vain >= 3 && R.calls_in_vain <= 20);
+    R.no_calls = R.hold_steps = false;
+    for (uint32_t i = 0; i < RIG_NODES; i++)
+        if (R.step_pending[i]) rig_run_step(&R, i);
+    rig_cancel(&R, RIG_D, w.request, 0);
+    rig_cancel(&R, RIG_D, late.request, 0);
+    rig_advance(&R, KVF_NS_PER_S);
+    assert_int_equal(R.connects, 1); /* nobody is waiting: nobody calls */
+    rig_check_at_rest(&R);
+}
+
+static void another_process_at_the_address_ends_it_at_once(void **state) {
+    relinking();
+    R.hold_steps = true;
+    kvf_work w = rig_work(1, prompt, 200, 20);
+    rig_ship(&R, &w);
+    R.no_calls = true;
+    R.vain_reason = KVF_ERR_STALE;
+    cut();
+    assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED), 1);
+    assert_true(rig_last(&R, RIG_P, KVF_N_FAILED)->retryable);
+}
+
+static void a_link_that_breaks_again_and_again_is_no_use(void **state) {
+    relinking();
+    R.hold_steps = true;
+    kvf_work w = rig_work(1, prompt, 200, 20);
+    rig_ship(&R, &w);
+    for (uint32_t i = 0; i < 4; i++) cut();
+    assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED), 0);
+    cut();
+    assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED), 1);
+}
+
 /* Found by the Spin model: every page of the first attempt had landed, so nothing is missing for the second. A Reserve
  * that is said again then lists what the grant lists, not everything that is not cached. */
 static void an_attempt_with_nothing_missing_only_makes_the_first_token(void **state) {
@@ -640,6 +729,10 @@ int main(void) {
         T(a_grant_expires_once_its_router_is_gone),
         T(a_link_that_dies_fails_the_hand_off_for_its_router),
         T(an_attempt_with_nothing_missing_only_makes_the_first_token),
+        T(a_link_that_blips_costs_nothing),
+        T(a_link_that_stays_away_ends_its_hand_off_in_time),
+        T(another_process_at_the_address_ends_it_at_once),
+        T(a_link_that_breaks_again_and_again_is_no_use),
         T(the_router_knows_what_the_engine_is_at),
         T(a_suspect_runs_alone),
         T(a_suspect_decodes_its_first_token_alone),

@@ -39,6 +39,8 @@ typedef struct {
     uint32_t expected_output; /* first estimate of output length, tokens */
     uint32_t events_max; /* block events kept for routers, a power of two */
     uint8_t secret_seed[32]; /* random, from the shell: grant secrets are derived from it */
+    kvf_time_ns relink_ttl_ns; /* how long a hand-off whose link broke waits for the next one, below the receivers'
+                                  grant_ttl; 0: it ends at once */
     kvf_time_ns grant_ttl_ns, hold_ttl_ns, router_grace_ns, queue_ttl_ns, cancel_memory_ns, status_interval_ns;
 } kvf_node_config;
 
