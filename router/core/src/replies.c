@@ -274,6 +274,8 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
     static const char *const names[] = {"", "reserve", "prefill", "transfer", "decode"};
     unsigned stage = (unsigned)msg->failed.stage < KVF_COUNT_OF(names) ? (unsigned)msg->failed.stage : 0;
     bool from_decode = node == l->decode;
+    /* A Prefill that was lost with the session, as the node says after Hello: Welcome has had it said again. */
+    if (!from_decode && l->state == RT_LEG_PREFILLING && msg->failed.reason == KVF_ERR_GONE) return;
     if (!from_decode && l->state == RT_LEG_DECODING) { /* the hand-off is done: nothing is lost */
         l->shipped = true;
         rt_request_heard(r, q);

@@ -598,6 +598,31 @@ static void said_again(void **state) {
     bench_close(&b);
 }
 
+/* The session blips while Prefill is under way: the node says that it has no such request, and gets it. Nobody failed.
+ */
+static void prefill_lost_with_its_session(void **state) {
+    (void)state;
+    bench b;
+    two_nodes(&b);
+    bench_action reserve, prefill;
+    to_prefill(&b, 40, 1, &reserve, &prefill);
+    for (int blip = 0; blip < 4; blip++) {
+        bench_forget(&b);
+        bench_down(&b, P);
+        bench_up(&b, P);
+        bench_welcome(&b, P, "n0", KVF_ROLE_PREFILL, 100, "f32");
+        kvf_nmsg m = {.kind = KVF_N_FAILED, .request = reserve.m.reserve.request, .attempt = 1};
+        m.failed.stage = KVF_STAGE_PREFILL;
+        m.failed.reason = KVF_ERR_GONE;
+        m.failed.retryable = true;
+        bench_say(&b, P, &m);
+        assert_int_equal(bench_one(&b, KVF_R_PREFILL)->m.prefill.work.attempt, 1);
+        assert_int_equal(bench_count_sent(&b, D, KVF_R_RESERVE), 0);
+        assert_int_equal(bench_count(&b, KVF_ROUTER_FAILED), 0);
+    }
+    bench_close(&b);
+}
+
 /* A node may have handed a request back while its session was down; tokens that it says again prove nothing. */
 static void silent_after_reconnect(void **state) {
     (void)state;
@@ -687,6 +712,7 @@ int main(void) {
         cmocka_unit_test(gives_up), cmocka_unit_test(refused_for_good), cmocka_unit_test(refused_for_now),
         cmocka_unit_test(queued_moves), cmocka_unit_test(handed_back), cmocka_unit_test(link_fails),
         cmocka_unit_test(already_started), cmocka_unit_test(already_started_too_far), cmocka_unit_test(said_again),
-        cmocka_unit_test(silent_after_reconnect), cmocka_unit_test(choices_split)};
+        cmocka_unit_test(silent_after_reconnect), cmocka_unit_test(prefill_lost_with_its_session),
+        cmocka_unit_test(choices_split)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
