@@ -44,16 +44,11 @@
 #ifndef KINDS
 #define KINDS 255
 #endif
-/* One verifier for every mutant and every budget of faults: the environment says which (MUTANT, FAULTS, CANCELS, KINDS);
- * -DMUTANT=n fixes the mutant. */
-#ifndef MUTANT
-#define MUTANT 0
-#endif
-c_decl { \#include <stdlib.h>
-  static int planted, kinds;
-  static int from_env(const char *name, int otherwise) { const char *text = getenv(name); return text ? atoi(text) : otherwise; } }
-#define MUT(n) (c_expr { planted == n })
-#define OK(n) (c_expr { planted != n })
+/* One verifier for every mutant and every budget of faults: the environment says which (MUTANT, FAULTS, CANCELS, KINDS). */
+c_decl { \#include "planted.h"
+  static int kinds; }
+#define MUT(n) (c_expr { (planted >> (n)) & 1 })
+#define OK(n) (c_expr { !((planted >> (n)) & 1) })
 
 #define NN (ND + NP) /* nodes: decode nodes first */
 #define NQ (ND * NP) /* links, of p to d: d * NP + p */
@@ -135,7 +130,7 @@ chan toR[NN] = [SC] of { byte, byte, byte, byte };
 chan pd[NQ * 2] = [LC] of { byte, byte, byte, byte }; /* two connections of a pair: the live one and the one before */
 chan dp[NQ] = [LC] of { byte, byte, byte };
 
-byte faults, budget, cancels, ended;
+byte faults, costs, cancels, ended; /* costs: what broke so far and may cost an attempt; a session that is back in time may not */
 
 bool alive[NN] = true;
 byte epoch[NN];
@@ -144,7 +139,7 @@ bool linkUp[NQ];
 byte linkN[NQ]; /* serial of the live link of a pair, or of the last */
 byte linkOld[NQ]; /* 1 + parity of the link before, while D may still read from it */
 
-bool rAlive = true;
+bool rAlive = true, rGone; /* rGone: it does not come back */
 bool rWel[NN], rLost[NN];
 byte rEpoch[NN] = NONE;
 mtype rS[NREQ];
@@ -156,7 +151,7 @@ bool rTold[NREQ], rPtold[NREQ], rShip[NREQ], rUnv[NREQ], rProg[NREQ];
 #define DI (ND * NREQ)
 mtype dS[DI], dG[DI];
 byte dAtt[DI], dBase[DI], dGid[DI], dLis[DI], dLan[DI], dCnt[DI], dPos[DI], dB0[DI], dB1[DI], dB2[DI], dBk[DI], dLk[DI], dCc[DI];
-byte dOa[DI], dOf[DI], dOt[DI], dCan[DI];
+byte dOa[DI], dOf[DI], dOt[DI], dCan[DI], dTurn[DI]; /* dTurn: of the OPEN that has the grant */
 bool dCw[DI], dIn[DI];
 byte dSerial[ND], dBook[ND];
 short dCom[ND]; /* grants that were committed, by bit: the tombstones */
@@ -245,8 +240,8 @@ inline flush3(ch) {
 }
 inline say(node, kind, key, one, two) {
   if
-  :: nodeUp[node] -> toR[node] ! kind, key, one, two
-  :: else
+  :: nodeUp[node] && up[node] -> toR[node] ! kind, key, one, two
+  :: else /* it was cut: the node does not know yet, its words are lost */
   fi
 }
 
@@ -352,7 +347,7 @@ inline d_release(d, rec) {
   drop_block(dB0[rec]);
   request_move(rec, REQ_FREE);
   dAtt[rec] = 0; dBase[rec] = 0; dGid[rec] = 0; dLis[rec] = 0; dLan[rec] = 0; dCnt[rec] = 0; dPos[rec] = 0;
-  dLk[rec] = 0; dCc[rec] = 0; dCw[rec] = false; dIn[rec] = false
+  dLk[rec] = 0; dTurn[rec] = 0; dCc[rec] = 0; dCw[rec] = false; dIn[rec] = false
 }
 /* A grant's name, fresh: nobody has opened it, nothing of it is counted. */
 inline new_grant(d, rec, mask) {
@@ -362,6 +357,7 @@ inline new_grant(d, rec, mask) {
   dLis[rec] = mask;
   dCnt[rec] = 0;
   dLk[rec] = 0;
+  dTurn[rec] = 0;
   dCw[rec] = false;
   grant_move(rec, RX_OFFERED);
   say(d, M_GRANTED, KEY(rec % NREQ, dAtt[rec]), dGid[rec] * 16 + mask, 0)
@@ -534,7 +530,7 @@ inline start_decoding(d, rec) {
   :: else
   fi;
   dPos[rec] = dBase[rec];
-  dLis[rec] = 0; dLan[rec] = 0; dCnt[rec] = 0; dLk[rec] = 0; dCc[rec] = 0; dCw[rec] = false;
+  dLis[rec] = 0; dLan[rec] = 0; dCnt[rec] = 0; dLk[rec] = 0; dTurn[rec] = 0; dCc[rec] = 0; dCw[rec] = false;
   say(d, M_STARTED, KEY(rec % NREQ, dAtt[rec]), 0, 0);
   emit(d, rec)
 }
@@ -578,18 +574,23 @@ inline find_grant(d, gid) { /* i: its record, or NONE */
     fi
   }
 }
-inline on_open(d) { /* k: grant, x: request and attempt, y: epoch the secret belongs to */
+inline on_open(d) { /* k: grant, x: request and attempt, y: epoch the secret belongs to, turn (the link's serial) */
+  c = y % 16;
+  y = y / 16;
   find_grant(d, k);
   if
   :: i == NONE && HAS(dCom[d], k) && (y == epoch[d] || MUT(3)) -> reply(d, F_COMMITTED, k, 0)
   :: i == NONE && !(HAS(dCom[d], k) && (y == epoch[d] || MUT(3))) -> reply(d, F_GONE, k, 0)
   :: else ->
     if
-    :: (x == KEY(i % NREQ, dAtt[i]) && y == epoch[d]) || MUT(3) -> /* mutant 3: neither epoch nor proof is checked */
+    :: !((x == KEY(i % NREQ, dAtt[i]) && y == epoch[d]) || MUT(3)) -> reply(d, F_GONE, k, 0) /* mutant 3: neither epoch nor proof is checked */
+    :: ((x == KEY(i % NREQ, dAtt[i]) && y == epoch[d]) || MUT(3)) && c < dTurn[i] && OK(37) -> skip /* late on a link that was left */
+    :: else -> /* mutant 37: no turn */
+      assert(!(dG[i] == RX_OPEN && dLk[i] == 1 + (q % NP) * 2 + linkN[q] % 2 && linkUp[q] && m != linkN[q] % 2)); /* never taken from the live link */
       grant_move(i, RX_OPEN);
       dLk[i] = 1 + (q % NP) * 2 + m;
+      dTurn[i] = c;
       reply(d, F_OPENED, k, 0)
-    :: else -> reply(d, F_GONE, k, 0)
     fi
   fi
 }
@@ -627,8 +628,8 @@ inline on_page(d) { /* k: grant, x: page, y: what it holds */
   fi;
   if
   :: i == NONE -> skip
-  :: i != NONE && MUT(8) && dLis[i] != 0 && HAS(dLis[i], x) && !HAS(dLan[i], x) -> begin_landing(d)
-  :: i != NONE && OK(8) && dG[i] == RX_OPEN && dLk[i] == 1 + (q % NP) * 2 + m && HAS(dLis[i], x) ->
+  :: i != NONE && MUT(8) && HAS(dLis[i], x) && !HAS(dLan[i], x) -> begin_landing(d)
+  :: i != NONE && !(MUT(8) && HAS(dLis[i], x) && !HAS(dLan[i], x)) && dG[i] == RX_OPEN && dLk[i] == 1 + (q % NP) * 2 + m && HAS(dLis[i], x) ->
     if
     :: HAS(dLan[i], x) && OK(13) -> dCnt[i] = dCnt[i] | BIT(x) /* a repeat: counted under this grant, never written again */
     :: else -> begin_landing(d) /* mutant 13: a landed page is written again */
@@ -829,9 +830,9 @@ end:
   do
   :: d_step { alive[d] && len(toN[d]) > 0 && CAN_SAY(d) && CAN_ANSWER(d) -> toN[d] ? t, k, x, y; d_message(d) }
   :: d_step { alive[d] && len(toN[d]) > 0 && FAULT(KIND_DUP) && CAN_SAY(d) && CAN_ANSWER(d) && !(toN[d] ? [M_HELLO, _, _, _]) ->
-      faults--; toN[d] ? t, k, x, y; toN[d] ! t, k, x, y; d_message(d) } /* it comes once more, after others */
+      faults--; costs++; toN[d] ? t, k, x, y; toN[d] ! t, k, x, y; d_message(d) } /* it comes once more, after others */
   :: d_step { alive[d] && lR[d] != 0 && CAN_SAY(d) && CAN_ANSWER(d) -> on_landed(d, true); check_room(d) }
-  :: d_step { alive[d] && lR[d] != 0 && FAULT(KIND_CORRUPT) && CAN_SAY(d) && CAN_ANSWER(d) -> faults--; on_landed(d, false); check_room(d) }
+  :: d_step { alive[d] && lR[d] != 0 && FAULT(KIND_CORRUPT) && CAN_SAY(d) && CAN_ANSWER(d) -> faults--; costs++; on_landed(d, false); check_room(d) }
   :: d_step { alive[d] && sR[d] != 0 && CAN_SAY(d) -> step_end(d) }
   :: d_step { alive[d] && !up[d] && nodeUp[d] -> nodeUp[d] = false }
   od
@@ -843,16 +844,21 @@ end:
   do
   :: d_step { alive[d] && dS[REC] == REQ_QUEUED && dB0[REC] == 0 && CAN_SAY(d) && FITS(d) -> i = REC; admit(d, i) }
   :: d_step { alive[d] && dS[REC] == REQ_QUEUED && FAULT(KIND_TIME) && CAN_SAY(d) ->
-      faults--; i = REC; say(d, M_FAILED, KEY(rq, dAtt[i]), WHY_AGAIN, 0); d_release(d, i) }
+      faults--; costs++; i = REC; say(d, M_FAILED, KEY(rq, dAtt[i]), WHY_AGAIN, 0); d_release(d, i) }
   :: d_step { alive[d] && dS[REC] == REQ_DECODE && sR[d] == 0 && CAN_SAY(d) && (!GROWS(REC) || ROOM(d) >= 1 || OK(33)) -> step_begin(d, rq) }
   /* A grant expires: at once when nobody renews it, else it takes a clock that runs wild. */
   :: d_step { alive[d] && dS[REC] == REQ_GRANTED && CAN_SAY(d) && CAN_ANSWER(d) &&
         ((dG[REC] == RX_OFFERED && (!nodeUp[d] || MUT(7))) || (dG[REC] == RX_OPEN && dLk[REC] == 0)) -> /* mutant 7: not renewed while P queues */
+      if
+      :: !nodeUp[d] -> costs++ /* no blip: the session was away for longer than the lease */
+      :: else
+      fi;
       i = REC; lost(d, i) }
   :: d_step { alive[d] && dS[REC] == REQ_GRANTED && FAULT(KIND_TIME) && CAN_SAY(d) && CAN_ANSWER(d) ->
-      faults--; i = REC; gone(d, i); lost(d, i) }
+      faults--; costs++; i = REC; gone(d, i); lost(d, i) }
   /* Grace of a router that is not there. */
   :: d_step { alive[d] && !nodeUp[d] && (dS[REC] != REQ_FREE || dOa[REC] != 0) && OK(28) && CAN_ANSWER(d) -> /* mutant 28: no grace, for ever */
+      costs++;
       i = REC; dOa[i] = 0; dOf[i] = 0; dOt[i] = 0;
       if
       :: dS[i] != REQ_FREE -> d_release(d, i)
@@ -876,7 +882,7 @@ end:
       pd[PAIR * 2 + par] ? t, k, x, y; q = PAIR; m = par; d_frame(d); check_room(d) } \
   :: d_step { alive[d] && len(pd[PAIR * 2 + par]) > 0 && FAULT(KIND_DUP) && CAN_SAY(d) && CAN_ANSWER(d) && \
         !(lR[d] != 0 && pd[PAIR * 2 + par] ? [F_PAGE, _, _, _]) -> \
-      faults--; pd[PAIR * 2 + par] ? t, k, x, y; pd[PAIR * 2 + par] ! t, k, x, y; q = PAIR; m = par; d_frame(d); check_room(d) }
+      faults--; costs++; pd[PAIR * 2 + par] ? t, k, x, y; pd[PAIR * 2 + par] ! t, k, x, y; q = PAIR; m = par; d_frame(d); check_room(d) }
 proctype Link(byte d; byte p) {
 end:
   do
@@ -1036,12 +1042,12 @@ end:
   do
   :: d_step { alive[ND + p] && len(toN[ND + p]) > 0 && CAN_SAY(ND + p) && PROOM(p) -> toN[ND + p] ? t, k, x, y; p_message(p) }
   :: d_step { alive[ND + p] && len(toN[ND + p]) > 0 && FAULT(KIND_DUP) && CAN_SAY(ND + p) && PROOM(p) && !(toN[ND + p] ? [M_HELLO, _, _, _]) ->
-      faults--; toN[ND + p] ? t, k, x, y; toN[ND + p] ! t, k, x, y; p_message(p) }
+      faults--; costs++; toN[ND + p] ? t, k, x, y; toN[ND + p] ! t, k, x, y; p_message(p) }
   :: d_step { alive[ND + p] && FAULT(KIND_REFUSE) && toN[ND + p] ? [M_PREFILL, _, _, _] && CAN_SAY(ND + p) ->
       toN[ND + p] ? t, k, x, y; j = p * NREQ + k / 16;
       if
       :: k % 16 <= pCan[j] || pS[j] != REQ_FREE -> skip
-      :: else -> faults--; say(ND + p, M_REFUSED, k, 0, 0)
+      :: else -> faults--; costs++; say(ND + p, M_REFUSED, k, 0, 0)
       fi }
   :: d_step { alive[ND + p] && fR[p] != 0 && PROOM(p) -> send_end(p) }
   :: d_step { alive[ND + p] && !up[ND + p] && nodeUp[ND + p] -> nodeUp[ND + p] = false }
@@ -1072,7 +1078,7 @@ end:
       :: else
       fi }
   :: d_step { alive[ND + p] && pS[SHP] != REQ_FREE && pT[SHP] == TX_WAITING && linkUp[PQ(SHP)] && (pEp[SHP] == epoch[pD[SHP]] || MUT(3)) && PROOM(p) ->
-      j = SHP; handoff_move(j, TX_OPENING); pHad[j] = true; PCH(j) ! F_OPEN, pGid[j], KEY(rq, pAtt[j]), pEp[j] }
+      j = SHP; handoff_move(j, TX_OPENING); pHad[j] = true; PCH(j) ! F_OPEN, pGid[j], KEY(rq, pAtt[j]), pEp[j] * 16 + linkN[PQ(j)] }
   /* No link: given up, or its peer is another process now. */
   :: d_step { alive[ND + p] && pS[SHP] != REQ_FREE && pT[SHP] == TX_WAITING && CAN_SAY(ND + p) &&
         ((!linkUp[PQ(SHP)] && (pHad[SHP] || !alive[pD[SHP]])) || (pEp[SHP] != epoch[pD[SHP]] && OK(3))) ->
@@ -1084,8 +1090,9 @@ end:
   :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && pT[SHP] != TX_WAITING && SILENT(SHP, rq) && CAN_SAY(ND + p) && PROOM(p) ->
       j = SHP; say(ND + p, M_FAILED, KEY(rq, pAtt[j]), WHY_LOST, 0); p_release(j) }
   :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && FAULT(KIND_TIME) && CAN_SAY(ND + p) && PROOM(p) ->
-      faults--; j = SHP; say(ND + p, M_FAILED, KEY(rq, pAtt[j]), WHY_LOST, 0); p_release(j) }
+      faults--; costs++; j = SHP; say(ND + p, M_FAILED, KEY(rq, pAtt[j]), WHY_LOST, 0); p_release(j) }
   :: d_step { alive[ND + p] && !nodeUp[ND + p] && (pS[SHP] != REQ_FREE || pOa[SHP] != 0) && PROOM(p) ->
+      costs++;
       j = SHP; pOa[j] = 0; pOt[j] = 0;
       if
       :: pS[j] != REQ_FREE -> p_release(j)
@@ -1165,7 +1172,7 @@ inline leg_failed(req, counted, handback, stays) {
   :: !(handback) && (counted) && !rProg[req] -> rFail[req]++
   :: else
   fi;
-  assert(rFail[req] <= budget - faults || GROW); /* nothing fails unless something broke */
+  assert(rFail[req] <= costs || GROW); /* nothing fails unless something broke, and a session that blips costs nothing */
   if
   :: rFail[req] >= ATTEMPTS_MAX || rHand[req] >= HANDBACKS_MAX -> finish(req, END_FAILED, false)
   :: else ->
@@ -1284,6 +1291,7 @@ inline on_shipped() {
 inline on_failed(node) {
   if
   :: node != rD[r] && rS[r] == LEG_DECODING -> rShip[r] = true
+  :: node != rD[r] && rS[r] == LEG_PREFILLING && x == WHY_GONE && OK(38) -> skip /* mutant 38: a Prefill lost with the session is a failure */
   :: node == rD[r] && ANSWERS(r) && x == WHY_AGAIN -> rTold[r] = false; leave_prefill(r); leave_decode(r, false); leg_move(r, LEG_WAITING)
   :: else ->
     good = (node == rD[r]);
@@ -1412,7 +1420,7 @@ end:
   do
   :: d_step { rAlive && up[node] && len(toR[node]) > 0 && CAN_TELL_ALL -> toR[node] ? t, k, x, y; r_message(node); v = 0 }
   :: d_step { rAlive && up[node] && len(toR[node]) > 0 && FAULT(KIND_DUP) && CAN_TELL_ALL && !(toR[node] ? [M_WELCOME, _, _, _]) ->
-      faults--; toR[node] ? t, k, x, y; toR[node] ! t, k, x, y; r_message(node); v = 0 }
+      faults--; costs++; toR[node] ? t, k, x, y; toR[node] ! t, k, x, y; r_message(node); v = 0 }
   :: d_step { rAlive && !up[node] && alive[node] && !nodeUp[node] -> /* both know of the end; Hello opens the next one */
       up[node] = true;
       rWel[node] = false;
@@ -1431,7 +1439,12 @@ end:
         toN[node] ! M_HELLO, KEY(r, a), x, rOut[r]
       }
       v = 0 }
-  :: d_step { rAlive && !up[node] && !rLost[node] && rEpoch[node] != NONE && CAN_TELL_ALL -> lose_node(node); v = 0 } /* its session did not come back */
+  :: d_step { rAlive && !up[node] && !rLost[node] && rEpoch[node] != NONE && CAN_TELL_ALL -> /* its session did not come back */
+      if
+      :: rEpoch[node] == epoch[node] -> costs++
+      :: else
+      fi;
+      lose_node(node); v = 0 }
   od
 }
 proctype Leg(byte rq) {
@@ -1502,7 +1515,7 @@ inline crash_decode(d) {
   for (i : d * NREQ .. d * NREQ + NREQ - 1) {
     dS[i] = REQ_FREE; dG[i] = RX_FREE;
     dAtt[i] = 0; dBase[i] = 0; dGid[i] = 0; dLis[i] = 0; dLan[i] = 0; dCnt[i] = 0; dPos[i] = 0; dB0[i] = 0; dB1[i] = 0; dB2[i] = 0;
-    dBk[i] = 0; dLk[i] = 0; dCc[i] = 0; dCw[i] = false; dIn[i] = false; dOa[i] = 0; dOf[i] = 0; dOt[i] = 0; dCan[i] = 0
+    dBk[i] = 0; dLk[i] = 0; dCc[i] = 0; dCw[i] = false; dIn[i] = false; dOa[i] = 0; dOf[i] = 0; dOt[i] = 0; dCan[i] = 0; dTurn[i] = 0
   }
   for (u : d * DPOOL .. d * DPOOL + DPOOL - 1) {
     kS[u] = B_FREE; kPin[u] = 0; kUse[u] = 0; kName[u] = 0; kGen[u] = false; kGhost[u] = false;
@@ -1544,7 +1557,7 @@ end:
   do
   :: d_step { FAULT(KIND_SESSION) && up[node] && STILL_RUNS && BUSY(node) -> faults--; cut_session(node) }
   :: d_step { FAULT(KIND_CRASH) && alive[node] && STILL_RUNS && BUSY(node) ->
-      faults--;
+      faults--; costs++;
       if
       :: node < ND -> crash_decode(node)
       :: else -> n = node - ND; crash_prefill(n)
@@ -1555,12 +1568,12 @@ end:
 proctype BreakRest() {
 end:
   do
-  :: d_step { FAULT(KIND_LINK) && linkUp[0] && STILL_RUNS -> faults--; cut_link(0) }
+  :: d_step { FAULT(KIND_LINK) && linkUp[0] && STILL_RUNS -> faults--; costs++; cut_link(0) }
 #if NQ > 1
-  :: d_step { FAULT(KIND_LINK) && linkUp[1] && STILL_RUNS -> faults--; cut_link(1) }
+  :: d_step { FAULT(KIND_LINK) && linkUp[1] && STILL_RUNS -> faults--; costs++; cut_link(1) }
 #endif
   :: d_step { FAULT(KIND_ROUTER) && rAlive && STILL_RUNS -> /* its clients get UNAVAILABLE; a new one knows nothing */
-      faults--;
+      faults--; costs++;
       rAlive = false;
       for (n : 0 .. NN - 1) {
         cut_session(n);
@@ -1575,15 +1588,15 @@ end:
         rS[r] = LEG_NONE; rUnv[r] = false; rD[r] = NONE; rP[r] = NONE; rOld[r] = 0; rTold[r] = false; rPtold[r] = false; rAtt[r] = 0; rShip[r] = false
       }
       v = 0 }
-  :: d_step { !rAlive && OK(28) -> rAlive = true }
+  :: d_step { !rAlive && !rGone -> rAlive = true }
+  :: d_step { !rAlive && !rGone -> rGone = true }
   od
 }
 /* Nothing can happen any more. */
 active proctype Rest() {
   c_code {
-    planted = from_env("MUTANT", MUTANT);
     kinds = from_env("KINDS", KINDS);
-    now.faults = now.budget = from_env("FAULTS", FAULTS);
+    now.faults = from_env("FAULTS", FAULTS);
     now.cancels = from_env("CANCELS", CANCELS);
   };
   d_step {
@@ -1629,8 +1642,8 @@ end:
     assert(ended == NREQ); /* I5: every request has ended */
     for (u : 0 .. ND * DPOOL - 1) { assert(kPin[u] == 0 && kUse[u] == 0 && kS[u] != B_FILLING); } /* I6 */
     for (u : 0 .. ND - 1) { assert(dBook[u] == 0 && lR[u] == 0 && sR[u] == 0); }
-    for (u : 0 .. DI - 1) { assert(dS[u] == REQ_FREE && dG[u] == RX_FREE); }
-    for (u : 0 .. PI - 1) { assert(pS[u] == REQ_FREE && pT[u] == TX_FREE); }
+    for (u : 0 .. DI - 1) { assert(dS[u] == REQ_FREE && dG[u] == RX_FREE && (dOa[u] == 0 || !rGone)); } /* no words are kept for who does not come back */
+    for (u : 0 .. PI - 1) { assert(pS[u] == REQ_FREE && pT[u] == TX_FREE && (pOa[u] == 0 || !rGone)); }
     v = 0
   }
 }
