@@ -5,22 +5,19 @@
  * maximum, sum and output; they are merged in ascending order, and a second launch folds the splits from the left.
  * So a sequence's result depends on its own context only.
  *
- * A warp keeps STAGES pages under way (cp.async; rows padded by 16 bytes so that ldmatrix has no bank conflict) and
- * multiplies on tensor cores: queries are the 16 rows of A (the group, padded with zeros), so K and V are read from
- * shared memory once for the whole group. Scores are kept in powers of two. */
+ * A warp keeps STAGES pages under way. Its 16 rows of queries are the group, padded with zeros: keys and values are
+ * read from shared memory once for all of it. */
+#include "attention.h"
 #include "kvf/cuda_kernels.h"
-#include "port.h"
 
-enum { WARPS = 4, STAGES = 2, PAGE = 16, ROWS = 16, PAD = 8 };
+enum { WARPS = 4, STAGES = 2, ROWS = ATTENTION_ROWS, PAGE = PAGE_TOKENS };
 
-#define LOG2_E 1.4426950408889634f
 #ifndef KVF_PLANT
 #define KVF_PLANT 0 /* tests: a mistake that they must see */
 #endif
 
 template <int DIM> struct layout {
-    static const int stride = DIM + PAD; /* of a row in shared memory, in halves */
-    static const int tile = PAGE * stride; /* K or V of one page and head */
+    static const int tile = PAGE * padded<DIM>::stride; /* K or V of one page and head, in halves */
     static const int stage = 2 * tile;
     static const size_t bytes = (size_t)WARPS * STAGES * stage * sizeof(__half);
     /* The merge uses the same memory after the pages: per warp and row, output, maximum and sum. */
@@ -28,86 +25,21 @@ template <int DIM> struct layout {
     static const size_t shared = bytes > merge_bytes ? bytes : merge_bytes;
 };
 
-struct softmax {
-    float top[2], sum[2]; /* of rows lane / 4 and lane / 4 + 8 */
-};
-
-/* Starts the copy of a page; rows past the context become zeros. */
 template <int DIM>
 KVF_DEVICE void fetch(const kvf_cuda_decode &a, __half *to, uint32_t block, uint32_t head, int tokens, int lane) {
-    const __half *k = (const __half *)(a.pages + block * a.page_bytes) + (size_t)head * PAGE * DIM;
-    const __half *v = k + (size_t)a.kv_heads * PAGE * DIM;
-    for (int i = lane; i < PAGE * DIM / 8; i += 32) {
-        int token = i / (DIM / 8), at = i % (DIM / 8) * 8, bytes = token < tokens ? 16 : 0;
-        kvf_copy_async16(to + token * layout<DIM>::stride + at, k + token * DIM + at, bytes);
-        kvf_copy_async16(to + layout<DIM>::tile + token * layout<DIM>::stride + at, v + token * DIM + at, bytes);
-    }
+    fetch_page<DIM>(to, to + layout<DIM>::tile, a.pages + block * a.page_bytes, a.kv_heads, head, tokens, lane, 32);
 }
 
-/* Queries as A operands: rows past the group are zero. */
-template <int DIM> KVF_DEVICE void load_queries(uint32_t (*q)[4], const __half *from, int group, int lane) {
-    for (int k = 0; k < DIM / 16; k++) {
-        for (int i = 0; i < 4; i++) {
-            int row = lane / 4 + (i & 1) * 8, at = k * 16 + (lane & 3) * 2 + (i >> 1) * 8;
-            q[k][i] = row < group ? *(const uint32_t *)(from + row * DIM + at) : 0;
-        }
-    }
-}
-
-KVF_DEVICE uint32_t pack_halves(float low, float high) {
-    __half2 h = __floats2half2_rn(low, high);
-    return *(uint32_t *)&h;
-}
-
-/* s: scores of 16 rows x 16 tokens. On return probabilities, relative to the new maximum; out is rescaled to it. */
-template <int DIM> KVF_DEVICE void soften(softmax *m, float (*s)[4], float (*out)[4]) {
-    for (int r = 0; r < 2; r++) {
-        float top = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
-        top = fmaxf(top, __shfl_xor_sync(KVF_WARP_ALL, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(KVF_WARP_ALL, top, 2));
-        top = fmaxf(top, m->top[r]);
-        float shrink = exp2f(m->top[r] - top), sum = 0;
-        for (int t = 0; t < 2; t++) {
-            for (int i = 2 * r; i < 2 * r + 2; i++) {
-                s[t][i] = exp2f(s[t][i] - top);
-                sum += s[t][i];
-            }
-        }
-        sum += __shfl_xor_sync(KVF_WARP_ALL, sum, 1);
-        sum += __shfl_xor_sync(KVF_WARP_ALL, sum, 2);
-        m->sum[r] = m->sum[r] * shrink + sum;
-        m->top[r] = top;
-        for (int d = 0; d < DIM / 8; d++) {
-            out[d][2 * r] *= shrink;
-            out[d][2 * r + 1] *= shrink;
-        }
-    }
-}
-
-/* One page: 16 rows of queries against its `tokens` first tokens. */
+/* One page, of which the first `tokens` count. */
 template <int DIM>
 KVF_DEVICE void attend(
     const __half *k, const uint32_t (*q)[4], int tokens, float scale, softmax *m, float (*out)[4], int lane) {
-    const int stride = layout<DIM>::stride;
-    const __half *v = k + layout<DIM>::tile;
-    float s[2][4] = {};
-    for (int step = 0; step < DIM / 16; step++) {
-        uint32_t b[4]; /* tokens 0-7 in b[0], b[1], tokens 8-15 in b[2], b[3] */
-        kvf_load_matrix_x4(b, k + (lane % 8 + lane / 16 * 8) * stride + step * 16 + lane / 8 % 2 * 8);
-        kvf_mma_f16(s[0], q[step], b);
-        kvf_mma_f16(s[1], q[step], b + 2);
-    }
+    float s[2][4];
+    score<DIM, 2>(s, q, k, lane);
     for (int t = 0; t < 2; t++)
         for (int i = 0; i < 4; i++) s[t][i] = t * 8 + (lane & 3) * 2 + (i & 1) < tokens ? s[t][i] * scale : -INFINITY;
-    soften<DIM>(m, s, out);
-    uint32_t p[4] = {pack_halves(s[0][0], s[0][1]), pack_halves(s[0][2], s[0][3]), pack_halves(s[1][0], s[1][1]),
-        pack_halves(s[1][2], s[1][3])};
-    for (int d = 0; d < DIM / 16; d++) {
-        uint32_t b[4]; /* dims 0-7 in b[0], b[1], dims 8-15 in b[2], b[3] */
-        kvf_load_matrix_x4_trans(b, v + (lane % 16) * stride + d * 16 + lane / 16 * 8);
-        kvf_mma_f16(out[2 * d], p, b);
-        kvf_mma_f16(out[2 * d + 1], p, b + 2);
-    }
+    soften<DIM, 2>(m, s, out);
+    weigh<DIM, 2>(out, s, k + layout<DIM>::tile, lane);
 }
 
 /* A warp's state to shared memory: [row][DIM + 2], the last two are maximum and sum. */
@@ -152,8 +84,8 @@ template <int DIM> static __global__ void __launch_bounds__(WARPS * 32) decode_s
     __half *pages = shared + warp * STAGES * layout<DIM>::stage;
     uint32_t q[DIM / 16][4];
     float out[DIM / 8][4] = {};
-    softmax m = {{-INFINITY, -INFINITY}, {0, 0}};
-    load_queries<DIM>(q, (const __half *)a.q + ((size_t)seq * a.heads + head * group) * DIM, group, lane);
+    softmax m = softmax_begin();
+    load_queries<DIM>(q, (const __half *)a.q + ((size_t)seq * a.heads + head * group) * DIM, DIM, group, lane);
 
     for (int s = 0; s < STAGES; s++) {
         int page = begin + warp + s * WARPS;
@@ -164,7 +96,7 @@ template <int DIM> static __global__ void __launch_bounds__(WARPS * 32) decode_s
         if (KVF_PLANT != 1) kvf_copy_wait<STAGES - 1>();
         if (KVF_PLANT != 2) __syncwarp(); /* each lane waited for its own copies only */
         const __half *k = pages + stage * layout<DIM>::stage;
-        attend<DIM>(k, q, min((int)PAGE, (int)(context - page * PAGE)), a.scale * LOG2_E, &m, out, lane);
+        attend<DIM>(k, q, min((int)PAGE, (int)(context - page * PAGE)), a.scale * KVF_LOG2_E, &m, out, lane);
         if (KVF_PLANT != 3) __syncwarp(); /* all have read it: it may be filled again */
         int next = page + STAGES * WARPS;
         if (next < end) fetch<DIM>(a, (__half *)k, table[next + (KVF_PLANT == 4)], head, context - next * PAGE, lane);

@@ -1,76 +1,10 @@
 /* Decode attention on the emulator against the CPU's ref table: head sizes, groups and contexts that users run. */
-#include "cuda_test.h"
+#include "attention_test.h"
 
-enum { PAGE = 16, LIMIT_PPM = 700 /* f16 rounding of probabilities and output */ };
-
-struct cluster { /* sequences over shuffled blocks of one layer */
-    uint32_t heads, kv_heads, dim, table_stride;
-    std::vector<uint32_t> contexts, tables;
-    std::vector<uint8_t> pages;
-    size_t page_bytes;
-    halves q;
-};
-
-static cluster make(uint32_t kv_heads, uint32_t group, uint32_t dim, std::vector<uint32_t> contexts) {
-    maker m;
-    cluster c;
-    c.heads = kv_heads * group;
-    c.kv_heads = kv_heads;
-    c.dim = dim;
-    c.contexts = contexts;
-    c.table_stride = 0;
-    for (uint32_t n : contexts) c.table_stride = std::max(c.table_stride, (n + PAGE - 1) / PAGE);
-    uint32_t blocks = c.table_stride * (uint32_t)contexts.size() + 1;
-    c.page_bytes = (size_t)2 * kv_heads * PAGE * dim * sizeof(kvf_half_bits);
-    c.pages.assign(blocks * c.page_bytes, 0xFF); /* NaN: what nobody wrote must not be read */
-    std::vector<uint32_t> order(blocks);
-    for (uint32_t i = 0; i < blocks; i++) order[i] = i;
-    for (uint32_t i = blocks - 1; i > 0; i--) std::swap(order[i], order[m.below(i + 1)]);
-    c.tables.assign(c.table_stride * contexts.size(), UINT32_MAX);
-    for (size_t s = 0, next = 0; s < contexts.size(); s++)
-        for (uint32_t p = 0; p * PAGE < contexts[s]; p++) c.tables[s * c.table_stride + p] = order[next++];
-    for (size_t s = 0; s < contexts.size(); s++) {
-        for (uint32_t at = 0; at < contexts[s]; at++) {
-            kvf_half_bits *page =
-                (kvf_half_bits *)(void *)&c.pages[c.tables[s * c.table_stride + at / PAGE] * c.page_bytes];
-            for (uint32_t h = 0; h < 2 * kv_heads; h++)
-                for (uint32_t d = 0; d < dim; d++) page[((size_t)h * PAGE + at % PAGE) * dim + d] = half_of(m.next());
-        }
-    }
-    c.q = make_halves(m, contexts.size() * c.heads * dim, 2);
-    return c;
-}
-
-static std::vector<float> by_ref(const cluster &c, float scale) {
-    const kvf_kernel_ops *ref = kvf_kernels_find("ref");
-    uint32_t group = c.heads / c.kv_heads;
-    std::vector<float> q = floats_of(c.q), out(q.size());
-    size_t floats = kvf_attention_scratch_floats(group, c.dim);
-    float *scratch = (float *)aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64);
-    for (size_t s = 0; s < c.contexts.size(); s++) {
-        for (uint32_t h = 0; h < c.kv_heads; h++) {
-            size_t at = (s * c.heads + h * group) * c.dim;
-            kvf_attention a = {};
-            a.q = &q[at];
-            a.out = &out[at];
-            a.q_stride = a.out_stride = c.heads * c.dim;
-            a.pages = c.pages.data();
-            a.page_bytes = c.page_bytes;
-            a.blocks = &c.tables[s * c.table_stride];
-            a.position = c.contexts[s] - 1;
-            a.tokens = 1;
-            a.kv_head = h;
-            a.kv_heads = c.kv_heads;
-            a.group = group;
-            a.head_dim = c.dim;
-            a.scale = scale;
-            a.cell = KVF_CELL_F16;
-            a.scratch = scratch;
-            ref->attention(&a);
-        }
-    }
-    free(scratch);
-    return out;
+static std::vector<uint32_t> last_tokens(const cluster &c) {
+    std::vector<uint32_t> positions;
+    for (uint32_t n : c.contexts) positions.push_back(n - 1);
+    return positions;
 }
 
 static halves by_kernel(const cluster &c, float scale) {
@@ -104,7 +38,8 @@ static void check(uint32_t kv_heads, uint32_t group, uint32_t dim, std::vector<u
         contexts.size(), contexts[0]);
     cluster c = make(kv_heads, group, dim, contexts);
     float scale = 1 / std::sqrt((float)dim);
-    assert_near(what, by_kernel(c, scale), by_ref(c, scale), LIMIT_PPM * 1e-6);
+    assert_near(what, by_kernel(c, scale),
+        by_ref(c, last_tokens(c), std::vector<uint32_t>(c.contexts.size(), 1), scale), LIMIT_PPM * 1e-6);
 }
 
 static void head_sizes(void **state) {

@@ -66,6 +66,28 @@ typedef struct {
 size_t kvf_cuda_decode_partial_floats(uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t context_max);
 /* 0, or -1 where no kernel exists for this head_dim or group. */
 int kvf_cuda_decode_attention(const kvf_cuda_decode *a, void *stream);
+
+/* Causal attention of runs of consecutive tokens over their sequences' pages, which already hold their own keys and
+ * values. Head sizes and groups as above. */
+typedef struct {
+    uint32_t row, tokens; /* rows [row, row + tokens) of q and out are its tokens */
+    uint32_t position; /* of the first */
+    uint32_t sequence; /* row of block_tables */
+} kvf_cuda_run;
+
+typedef struct {
+    kvf_half_bits *out; /* [rows][heads][head_dim] */
+    const kvf_half_bits *q;
+    const uint8_t *pages;
+    size_t page_bytes;
+    const uint32_t *block_tables;
+    uint32_t table_stride;
+    const kvf_cuda_run *runs; /* device */
+    uint32_t runs_count, tokens_max; /* host's upper bound of tokens of one run */
+    uint32_t heads, kv_heads, head_dim;
+    float scale;
+} kvf_cuda_prefill;
+int kvf_cuda_prefill_attention(const kvf_cuda_prefill *a, void *stream);
 #ifdef __cplusplus
 }
 #endif
