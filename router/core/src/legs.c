@@ -374,6 +374,13 @@ static void fail_for_deaths(kvf_router *r, rt_seq *s) {
     rt_request_fail(r, rt_request_at(r, s), KVF_ERR_INTERNAL, "", text, 0); /* not one to send again */
 }
 
+/* Nothing may be tried for ever. While processes die, whoever strays has their deaths to thank for it. */
+static bool strayed_enough(const kvf_router *r, const rt_leg *l) {
+    kvf_time_ns span = r->config.stray_span_ns, strays_for = r->now - l->stray_since;
+    if (l->strays < 4 * r->config.attempts_max || strays_for < span) return false;
+    return !r->any_died || r->now - r->died_ns >= span || strays_for >= RT_STRAY_SPANS_MAX * span;
+}
+
 bool rt_leg_may_go_on(kvf_router *r, rt_seq *s, const rt_failure *why) {
     const rt_leg *l = &s->l;
     uint32_t max = r->config.attempts_max;
@@ -381,7 +388,7 @@ bool rt_leg_may_go_on(kvf_router *r, rt_seq *s, const rt_failure *why) {
         fail_for_deaths(r, s);
         return false;
     }
-    bool strayed = l->strays >= 4 * max && r->now - l->stray_since >= r->config.stray_span_ns;
+    bool strayed = strayed_enough(r, l);
     if (l->failures < max && l->handbacks < 4 * max && !strayed) return true;
     char text[KVF_TEXT_MAX];
     snprintf(text, sizeof text, "gave up after %" PRIu32 " attempts without a token; the last: %s%s%s (%s)",

@@ -67,6 +67,10 @@ static void lose_node(kvf_router *r, uint32_t node, bool died, const char *text)
         if (s->request != RT_NONE && s->l.state != RT_LEG_NONE) suspects |= leg_lost(r, s, node, died, text);
     }
     if (news && !suspects) rt_suspects_nobody(r);
+    if (news) {
+        r->any_died = true;
+        r->died_ns = r->now;
+    }
     n->prefilling_said++; /* nothing is in an engine there any more */
     KVF_ASSERT(MUTANT(4) || (n->reserving == 0 && n->queued == 0 && n->decoding == 0));
     if (!MUTANT(9)) forget_blocks(r, node);

@@ -62,6 +62,7 @@ typedef enum {
        */
 #define RT_STORM 16
 #define RT_STRAY_BACKOFF_MAX_NS KVF_NS_PER_S
+#define RT_STRAY_SPANS_MAX 10 /* config.stray_span_ns each: strays while processes die end after so many */
 
 /* `node` has said that its engine is at tokens [first, end) of this attempt. It holds until the node says otherwise. */
 typedef struct {
@@ -216,6 +217,8 @@ struct kvf_router {
     uint32_t queued_legs; /* QUEUED */
     uint32_t rotate; /* ties go round */
     bool pump_due;
+    bool any_died;
+    kvf_time_ns died_ns; /* valid when any_died: the last death of a process */
     kvf_time_ns storm[RT_STORM]; /* when processes died of nothing that is known; a ring */
     uint32_t storm_count;
     uint64_t nodes_due; /* bit per node that may have a message or a close to give: looked at, then cleared */

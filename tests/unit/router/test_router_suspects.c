@@ -41,15 +41,19 @@ static void engine_at(bench *b, uint32_t node, const kvf_work *w, uint32_t posit
 static void engine_empty(bench *b, uint32_t node) { bench_say(b, node, &(kvf_nmsg){.kind = KVF_N_PREFILLING}); }
 
 /* The next attempt, up to its Prefill, which it returns; backoffs pass. */
+static void a_moment(bench *b) {
+    assert_int_equal(bench_count(b, KVF_ROUTER_FAILED), 0);
+    bench_at(b, b->now + MS);
+    for (uint32_t n = 0; n < 3; n++) /* they are alive */
+        bench_status(b, n, n == D ? KVF_ROLE_DECODE : KVF_ROLE_PREFILL, KVF_NODE_READY);
+}
+
 static bench_action next_prefill(bench *b) {
-    for (int i = 0; i < 2000 && !bench_sent(b, D, KVF_R_RESERVE, 0); i++) {
-        assert_int_equal(bench_count(b, KVF_ROUTER_FAILED), 0);
-        bench_at(b, b->now + MS);
-        for (uint32_t n = 0; n < 3; n++) /* they are alive */
-            bench_status(b, n, n == D ? KVF_ROLE_DECODE : KVF_ROLE_PREFILL, KVF_NODE_READY);
-    }
+    for (int i = 0; i < 2000 && !bench_sent(b, D, KVF_R_RESERVE, 0); i++) a_moment(b);
     bench_action reserve = *bench_one(b, KVF_R_RESERVE);
     bench_granted(b, D, &reserve.m, 0);
+    for (int i = 0; i < 2000 && !bench_sent(b, P, KVF_R_PREFILL, 0) && !bench_sent(b, P + 1, KVF_R_PREFILL, 0); i++)
+        a_moment(b); /* links may be out of use for a while */
     bench_action prefill = *bench_one(b, KVF_R_PREFILL);
     bench_forget(b);
     return prefill;
@@ -153,7 +157,7 @@ static void nothing_strays_for_ever(void **state) {
     bench b;
     kvf_router_config c;
     bench_config(&c);
-    c.stray_span_ns = 5000 * MS;
+    c.stray_span_ns = 500 * MS;
     opened(&b, &c);
     bench_submit(&b, 200, 20, KVF_ROUTER_ALWAYS);
     kvf_time_ns begin = b.now;
@@ -164,6 +168,7 @@ static void nothing_strays_for_ever(void **state) {
         dies(&b, prefill.a.node);
         assert_true(kills < 100);
     }
+    /* Ten times as long as where nobody dies. */
     assert_true(kills >= 12 && b.now - begin >= 5000 * MS && b.now - begin < 7000 * MS);
     assert_int_equal(failed(&b)->status, KVF_ERR_PEER_LOST);
     assert_true(failed(&b)->retry_after_ns > 0);
@@ -206,6 +211,25 @@ static void links_and_leavings_do_not_count(void **state) {
         bench_at(&b, b.now + 90 * MS); /* the pair's time */
     }
     assert_int_equal(bench_count(&b, KVF_ROUTER_FAILED), 0);
+    bench_close(&b);
+}
+
+static void links_that_never_work_end_it_soon(void **state) {
+    (void)state;
+    bench b;
+    kvf_router_config c;
+    bench_config(&c);
+    c.stray_span_ns = 500 * MS;
+    opened(&b, &c);
+    bench_submit(&b, 200, 20, KVF_ROUTER_ALWAYS);
+    kvf_time_ns begin = b.now;
+    for (uint32_t i = 0; bench_count(&b, KVF_ROUTER_FAILED) == 0; i++) {
+        bench_action prefill = next_prefill(&b);
+        bench_at(&b, b.now + 50 * MS);
+        bench_failed(&b, prefill.a.node, &prefill.m.prefill.work, KVF_STAGE_TRANSFER, true);
+        assert_true(i < 100);
+    }
+    assert_true(b.now - begin >= 500 * MS && b.now - begin < 5000 * MS);
     bench_close(&b);
 }
 
@@ -405,8 +429,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(who_kills_three_is_failed),
         cmocka_unit_test(deaths_add_up_where_ranges_meet), cmocka_unit_test(deaths_elsewhere_begin_again_up_to_a_bound),
         cmocka_unit_test(a_token_clears), cmocka_unit_test(who_only_waited_there_is_spared),
-        cmocka_unit_test(nothing_strays_for_ever), cmocka_unit_test(who_has_left_already_is_still_a_suspect),
-        cmocka_unit_test(links_and_leavings_do_not_count), cmocka_unit_test(a_local_prompt_counts_while_it_is_computed),
+        cmocka_unit_test(nothing_strays_for_ever), cmocka_unit_test(links_that_never_work_end_it_soon),
+        cmocka_unit_test(who_has_left_already_is_still_a_suspect), cmocka_unit_test(links_and_leavings_do_not_count),
+        cmocka_unit_test(a_local_prompt_counts_while_it_is_computed),
         cmocka_unit_test(decoding_counts_only_without_a_token), cmocka_unit_test(a_storm_asks_for_more),
         cmocka_unit_test(a_storm_does_not_shield_for_ever), cmocka_unit_test(a_blip_costs_nothing),
         cmocka_unit_test(no_list_outlives_its_process), cmocka_unit_test(load_shrinks_with_each_chunk),

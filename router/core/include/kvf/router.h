@@ -43,7 +43,8 @@ typedef struct {
     uint32_t attempts_max; /* attempts that failed, or in which a process died computing the same tokens, without a new
                               token; 3. Deaths wherever: three times as many in a row */
     kvf_time_ns stray_span_ns; /* attempts that came to nothing otherwise, in a row without a new token: 4 *
-                                  attempts_max of them over so long a time end the request */
+                                  attempts_max of them over so long a time end the request, unless processes
+                                  died meanwhile: then ten times as long */
     uint32_t directory_entries_max; /* block names known over all nodes */
     kvf_time_ns status_timeout_ns; /* a session silent for so long is closed */
     kvf_time_ns reconnect_grace_ns; /* without a Welcome for so long: the node is lost */
