@@ -6,6 +6,7 @@
  * undisturbed answer, nothing is held at rest, no process ended by itself, memory and descriptors do not grow. */
 #include "soak.h"
 #include <getopt.h>
+#include <signal.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -166,6 +167,25 @@ static void finish(soak *s) {
     if (s->journal.log) fclose(s->journal.log);
 }
 
+/* ---- interrupted ---- */
+
+static soak *running; /* for the handler only */
+
+/* Processes of a soak that was told to end would live on: nobody else knows them. */
+static void on_signal(int number) {
+    for (uint32_t i = 0; i < MEMBERS; i++) {
+        if (running->c.m[i].p.pid > 0) kill(running->c.m[i].p.pid, SIGKILL);
+        if (running->c.m[i].old.pid > 0) kill(running->c.m[i].old.pid, SIGKILL);
+    }
+    _exit(128 + number);
+}
+
+static void end_with_children(soak *s) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    running = s;
+    for (size_t i = 0; i < KVF_COUNT_OF(numbers); i++) signal(numbers[i], on_signal);
+}
+
 /* ---- options ---- */
 
 static int usage(void) {
@@ -193,7 +213,7 @@ static int parse(int argc, char **argv, options *o) {
 int main(int argc, char **argv) {
     soak *s = calloc(1, sizeof *s);
     if (!s) return 1;
-    s->o = (options){.seconds = 120, .attempts = 3, .rate = 40, .seed = 1};
+    s->o = (options){.seconds = 120, .attempts = 3, .rate = 20, .seed = 1};
     int wrong = parse(argc, argv, &s->o);
     if (wrong) return wrong;
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -201,6 +221,7 @@ int main(int argc, char **argv) {
     pthread_mutex_init(&s->journal.lock, NULL);
     printf("kvferry-soak --seconds %u --seed %llu --rate %g --attempts %u\n", s->o.seconds,
         (unsigned long long)s->o.seed, s->o.rate, s->o.attempts);
+    end_with_children(s);
     prepare(s);
     execute(s);
     judge_slopes(s);
