@@ -240,9 +240,50 @@ static void the_router_is_told_twice(void **state) {
     end(f);
 }
 
+static bool is_done(void *self) {
+    Kvferry__V1__ClusterState *s = e2e_state(self);
+    bool done = s->requests_finished == 2;
+    kvf_rpc_message_free(&s->base);
+    return done;
+}
+
+/* The request is over for the router, most of its answer still lies there, and the client reads on for seconds. */
+static void the_router_waits_for_slow_readers(void **state) {
+    (void)state;
+    e2e_parts k = {.model = E2E_TINY("llama")};
+    e2e_parts_start(&k, 1, 1, 1);
+    e2e_cluster *c = &k.router[0];
+    uint32_t ids[20] = {0};
+    e2e_ask a;
+    e2e_answer want, got = {0};
+    e2e_ask_ids(&a, ids, 20, 700);
+    a.logprobs = true;
+    a.top_logprobs = 20;
+    e2e_gen_ok(c, &a, &want);
+    kvf_rpc_reader *reader = e2e_open(c, &a);
+    e2e_until("the request is over", is_done, c);
+    kill(c->serve.pid, SIGTERM);
+    ProtobufCMessage *message;
+    while (kvf_rpc_reader_next(reader, &message) == KVF_OK) {
+        e2e_take(&got, message);
+        kvf_rpc_message_free(message);
+        if (got.choice[0].ids_count < 200) e2e_pause();
+    }
+    got.result = *kvf_rpc_reader_result(reader);
+    if (got.result.code != KVF_RPC_OK)
+        fail_msg("%u of 700 tokens, then %s", got.choice[0].ids_count, got.result.message);
+    assert_true(e2e_same(&want, &got));
+    kvf_rpc_reader_close(reader);
+    assert_int_equal(e2e_process_wait(&c->serve), 0);
+    e2e_router_start_again(&k, 0);
+    e2e_parts_stop(&k);
+    e2e_answer_free(&want);
+    e2e_answer_free(&got);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_decode_node_drains), cmocka_unit_test(a_prefill_node_drains),
         cmocka_unit_test(a_node_is_told_twice), cmocka_unit_test(the_router_drains),
-        cmocka_unit_test(the_router_is_told_twice)};
+        cmocka_unit_test(the_router_is_told_twice), cmocka_unit_test(the_router_waits_for_slow_readers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

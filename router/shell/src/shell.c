@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#define READ_LOOK_NS (20 * KVF_NS_PER_MS)
+
 void kvf_router_shell_options_default(kvf_router_shell_options *o) {
     *o = (kvf_router_shell_options){.name = "router",
         .listen = "127.0.0.1:0",
@@ -39,8 +41,14 @@ void front_shell_drain(kvf_router_shell *s) {
     }
 }
 
+/* Requests are over, but their clients have not read all of it yet. */
+static bool clients_read(const kvf_router_shell *s) {
+    return s->draining && s->live == 0 && s->clients && kvf_rpc_server_calls(s->clients) > 0;
+}
+
 static void set_timer(kvf_router_shell *s) {
     kvf_time_ns at = kvf_router_deadline(s->core), now = kvf_os_now_ns();
+    if (clients_read(s)) at = KVF_MIN(at, now + READ_LOOK_NS); /* nobody tells when the last one is through */
     if (at == KVF_TIME_NEVER) {
         evtimer_del(s->timer);
         return;
@@ -85,7 +93,7 @@ static void update_health(kvf_router_shell *s) {
     if (s->options.on_serving) s->options.on_serving(s->options.self, serving);
 }
 
-static bool over(const kvf_router_shell *s) { return s->leaving || (s->draining && s->live == 0); }
+static bool over(const kvf_router_shell *s) { return s->leaving || (s->draining && s->live == 0 && !clients_read(s)); }
 
 void front_shell_pump(kvf_router_shell *s) {
     front_shell_drain(s);
@@ -127,8 +135,9 @@ static void on_drained(evutil_socket_t fd, short what, void *self) {
     (void)fd;
     (void)what;
     kvf_router_shell *s = self;
-    kvf_log(KVF_LOG_WARN, "router", "%" PRIu32 " requests have not ended within the time to drain: they are ended",
-        s->live);
+    kvf_log(KVF_LOG_WARN, "router",
+        "%" PRIu32 " requests have not ended, %" PRIu64 " calls are not read within the time to drain: they are ended",
+        s->live, kvf_rpc_server_calls(s->clients));
     front_generate_fail_all(s, KVF_RPC_UNAVAILABLE, "this router is shutting down");
     s->leaving = true;
     front_shell_pump(s);
