@@ -43,6 +43,9 @@ void on_thaw(sim *s, uint32_t who) {
     process *p = &s->process[who];
     if (!p->alive || !p->frozen) return;
     p->frozen = false;
+    /* A router that slept for longer than the grace takes it for a time without nodes. */
+    if (who >= SIM_NODES && s->now - p->frozen_at >= SIM_READY_GRACE_NS * 9 / 10)
+        s->router[who - SIM_NODES].unserved = s->now;
     p->stale_clock = p->held.count > 0;
     TRACE(s, "process %u thaws, %u events wait", who, p->held.count);
     s->count.thawed_late += p->held.count;
@@ -218,9 +221,10 @@ void heal(sim *s) {
     TRACE(s, "all is healed");
     memset(s->link_blocked, 0, sizeof s->link_blocked);
     memset(s->session_blocked, 0, sizeof s->session_blocked);
-    on_release(s);
+    /* What waits in a process had left the network before what waits there. */
     for (uint32_t who = 0; who < SIM_PROCESSES; who++)
         if (s->process[who].frozen) on_thaw(s, who);
+    on_release(s);
     for (uint32_t place = 0; place < plan_nodes(s->plan); place++) {
         uint32_t node = s->place_node[place], old = (node + SIM_PLACES) % SIM_NODES;
         node_die(s, old);

@@ -104,7 +104,7 @@ static bool print_line(const mutant *m, const finding *f, uint32_t ranges, uint6
     char number[32] = "-", name[32];
     if (middle != UINT32_MAX) snprintf(number, sizeof number, "%u", middle);
     snprintf(name, sizeof name, "%s.%d", m->core, m->number);
-    const char *verdict = found ? "" : m->quick ? " NOT FOUND" : " (cannot be seen here)";
+    const char *verdict = found ? "" : m->quick ? " NOT FOUND" : " (not seen here)";
     printf("%-11s median %6s of %u ranges, found in %u%s  %s%s%s\n", name, number, ranges, found, verdict, m->what,
         *how ? "  <- " : "", how);
     (void)seeds;
