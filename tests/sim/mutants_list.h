@@ -44,6 +44,7 @@
     {"node", &sim_mutant_node, 16, 0, "a late Cancel hits the next attempt (found, but seldom)"},
     {"node", &sim_mutant_node, 17, 200, "Failed where the sender has said why"},
     {"node", &sim_mutant_node, 18, 200, "salt not in the root"},
+    {"node", &sim_mutant_node, 19, 2000, "scores go past the prompt"},
     {"router", &sim_mutant_router, 1, 560, "words about another attempt believed"},
     {"router", &sim_mutant_router, 2, 200, "the decode node that is left gets no Cancel"},
     {"router", &sim_mutant_router, 3, 200, "a token said again is given again"},
@@ -66,3 +67,4 @@
         "new tokens no progress (deaths are forgotten with the next token all the same)"},
     {"router", &sim_mutant_router, 17, 2336, "one batch too many acknowledged"},
     {"router", &sim_mutant_router, 18, 200, "a late grant gets no Cancel"},
+    {"router", &sim_mutant_router, 19, 0, "the grant of a Reserve that came twice gets no Cancel (found, but seldom)"},

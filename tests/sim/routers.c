@@ -166,6 +166,8 @@ static bool too_big_for_some(const sim *s, const sim_request *q) {
 /* NULL: an honest failure. Else why it is none. Faults excuse giving up only where nothing was left to go on with. */
 static const char *not_excused(const sim *s, const sim_request *q, const kvf_refusal *why, bool at_the_door) {
     const sim_router *r = &s->router[q->plan->router];
+    bool suspect = q->deaths + q->engine_failures >= 3; /* it may be what kills them */
+    if (suspect && why->status == KVF_ERR_INTERNAL && strstr(why->text, "died while computing")) return NULL;
     switch (why->status) {
     case KVF_ERR_CANCELLED: return q->cancelled && !q->plan->slow_reader ? NULL : "nobody has cancelled it";
     case KVF_ERR_LIMIT: return q->cancelled && q->plan->slow_reader ? NULL : "its reader is not slow";
@@ -181,8 +183,7 @@ static const char *not_excused(const sim *s, const sim_request *q, const kvf_ref
         return s->plan->world.queue_max < 100 || s->plan->requests > 30 ? NULL : "no queue is full";
     /* Not kept by the node for a session that comes back: a known flaw (docs/reliability.md). */
     if (q->plan->logprobs && why->status == KVF_ERR_PEER_LOST && strstr(why->text, "prompt logprobs")) return NULL;
-    if (q->engine_failures >= 3) return NULL;
-    if (q->deaths >= 3) return NULL; /* it may be what kills them */
+    if (suspect) return NULL;
     if (r->unserved != 0 && r->unserved >= q->submitted_at) return NULL; /* nobody was there for it */
     return "somebody was there to do it";
 }

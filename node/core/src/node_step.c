@@ -374,7 +374,7 @@ static void send_scores(kvf_node *n, const kvf_step_result *result) {
         const node_req *r = req_of(n, &n->seqs[n->run_seq[sc->run]]);
         if (r->state == REQ_FREE || r->ending || sc->start >= r->prompt_count) continue;
         /* What follows the prompt was accepted in an earlier attempt: nobody asked for its scores. */
-        uint32_t count = KVF_MIN(sc->count, r->prompt_count - sc->start);
+        uint32_t count = MUTANT(19) ? sc->count : KVF_MIN(sc->count, r->prompt_count - sc->start);
         kvf_nmsg *m = count ? node_msg_req(n, r, KVF_N_PROMPT_LOGPROBS) : NULL;
         if (!m) continue;
         size_t bytes = sc->samples.len_bytes / sc->count * count;
