@@ -5,6 +5,7 @@
 #include "parts.h"
 #include <signal.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { STALL_MS = 600, PROMPT = 600 };
@@ -171,8 +172,88 @@ static void idle_and_slow_are_well(void **state) {
     stop(&f);
 }
 
+/* ---- poison ---- */
+
+enum { POISON = 262, INNOCENTS = 5 };
+
+typedef struct {
+    e2e_parts *k;
+    const e2e_ask *ask;
+    e2e_answer got;
+    atomic_bool over;
+} poisoning;
+
+static void *ask_poison(void *self) {
+    poisoning *p = self;
+    e2e_gen(&p->k->router[0], p->ask, &p->got);
+    atomic_store(&p->over, true);
+    return NULL;
+}
+
+static bool is_dead(const e2e_part *p) {
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)p->process.pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+}
+
+/* As a supervisor would. Returns how many had died. */
+static uint32_t revive(e2e_parts *k) {
+    uint32_t dead = 0;
+    for (size_t i = 0; i < k->nodes; i++) {
+        if (!is_dead(&k->node[i])) continue;
+        assert_int_equal(e2e_process_wait(&k->node[i].process), 256 + SIGABRT);
+        unlink(k->node[i].process.log);
+        e2e_part_start(k, &k->node[i]);
+        dead++;
+    }
+    return dead;
+}
+
+/* A request that kills whoever computes it is failed after three of them, with a reason that says so; the innocent ones
+ * beside it, whose nodes die under them, are all answered as on a quiet cluster. */
+static void poison(void **state) {
+    (void)state;
+    static const int modes[] = {E2E_ALWAYS, E2E_NEVER}; /* kills prefill nodes, kills decode nodes */
+    e2e_parts k = {.model = E2E_TINY("llama-mha"),
+        .node_args = {"--kv-memory=6MiB", "--prefill-chunk-tokens=64", "--node-heartbeat=50ms"},
+        .node_env = "KVFERRY_TEST_HOOKS=poison=262 step_ms=5"};
+    e2e_kinds *kinds = calloc(1, sizeof *kinds);
+    e2e_clients *clients = calloc(1, sizeof *clients);
+    e2e_parts_start(&k, 2, 2, 1);
+    e2e_kinds_make(kinds, &k.router[0]);
+    e2e_clients_start(clients, kinds, &k.router[0], INNOCENTS, 5, 0);
+    for (size_t i = 0; i < KVF_COUNT_OF(modes); i++) {
+        uint32_t ids[200] = {0}, deaths = 0;
+        e2e_ask a;
+        ids[150] = POISON;
+        e2e_ask_ids(&a, ids, 200, 20);
+        a.dis = (Kvferry__V1__Disaggregate)modes[i];
+        poisoning p = {.k = &k, .ask = &a};
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, ask_poison, &p), 0);
+        while (!atomic_load(&p.over)) {
+            deaths += revive(&k);
+            e2e_pause();
+        }
+        pthread_join(thread, NULL);
+        deaths += revive(&k);
+        print_message("%u deaths: %s %s\n", deaths, kvf_rpc_code_name(p.got.result.code), p.got.result.message);
+        assert_int_not_equal(p.got.result.code, KVF_RPC_OK);
+        assert_int_equal(p.got.choice[0].ids_count, 0);
+        assert_non_null(strstr(p.got.result.message, "died while computing"));
+        assert_int_equal(deaths, 3);
+        e2e_answer_free(&p.got);
+        e2e_parts_all_ready(&k);
+    }
+    e2e_clients_all_well(clients, "the innocent");
+    e2e_assert_clean(&k.router[0]);
+    e2e_kinds_free(kinds);
+    e2e_parts_stop(&k);
+    free(clients);
+    free(kinds);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(engine_hangs), cmocka_unit_test(core_hangs), cmocka_unit_test(idle_and_slow_are_well)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(engine_hangs), cmocka_unit_test(core_hangs),
+        cmocka_unit_test(idle_and_slow_are_well), cmocka_unit_test(poison)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

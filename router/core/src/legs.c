@@ -358,6 +358,7 @@ static void count_failure(kvf_router *r, rt_seq *s, const rt_failure *why) {
         if (what == RT_FAULT) l->failures++;
         if (what == RT_STRAY && l->strays++ == 0) l->stray_since = r->now;
     }
+    l->links_lost = why->link ? l->links_lost + 1 : 0;
     if (why->blame != RT_NONE) l->avoid |= 1ull << why->blame;
     r->counters.retries++;
     q->usage.attempts++;
@@ -415,6 +416,14 @@ static kvf_time_ns when_again(const kvf_router *r, const rt_leg *l, const rt_fai
     return 0;
 }
 
+/* Nobody can ship to its decode node at present: that computes the prompt itself. Who asked for shipping in so many
+ * words waits for a way, but not for long. */
+static bool ships_no_more(const kvf_router *r, const rt_seq *s) {
+    const rt_leg *l = &s->l;
+    if (l->ship_min == UINT32_MAX || r->config.strict || rt_prefills_for(r, l->decode)) return false;
+    return rt_request_at(r, s)->mode == KVF_ROUTER_AUTO || l->links_lost >= r->config.attempts_max;
+}
+
 void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
     rt_leg *l = &s->l;
     rt_request *q = rt_request_at(r, s);
@@ -431,8 +440,7 @@ void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
         uint32_t old = l->old_attempt ? l->old_attempt : l->decode_told ? l->attempt : 0;
         uint32_t ship_min = l->ship_min;
         rt_leg_leave_prefill(r, s, false);
-        if (ship_min != UINT32_MAX && q->mode == KVF_ROUTER_AUTO && !r->config.strict &&
-            !rt_prefills_for(r, l->decode)) {
+        if (ships_no_more(r, s)) {
             ship_min = UINT32_MAX;
             r->counters.fallback_local++;
         }

@@ -300,6 +300,7 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
     rt_leg_failed(r, s,
         &(rt_failure){.what = what_failed(stage, msg->failed.reason),
             .same_decode = !from_decode,
+            .link = link,
             .blame = link || never_came ? RT_NONE : node,
             .reason = msg->failed.reason,
             .stage = names[stage],

@@ -84,6 +84,7 @@ typedef struct {
     uint32_t deaths_all; /* the same, wherever they were */
     uint32_t death_first, death_end, death_node; /* what they have in common; the last of them */
     kvf_time_ns death_since; /* the first of deaths_all */
+    uint32_t links_lost; /* hand-offs in a row that failed on the way, without a new token */
     uint32_t strays; /* attempts that came to nothing through no fault of it, as far as one can see */
     kvf_time_ns stray_since;
     rt_note notes[RT_NOTES];
@@ -277,6 +278,7 @@ typedef enum {
 typedef struct {
     rt_blame what;
     bool same_decode; /* the decode node is not to blame: its verified pages stay */
+    bool link; /* pages could not pass */
     uint32_t blame; /* node to avoid, RT_NONE */
     kvf_status reason;
     const char *stage, *text;

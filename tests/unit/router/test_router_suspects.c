@@ -220,6 +220,7 @@ static void links_that_never_work_end_it_soon(void **state) {
     kvf_router_config c;
     bench_config(&c);
     c.stray_span_ns = 500 * MS;
+    c.strict = true; /* else the decode node computes it */
     opened(&b, &c);
     bench_submit(&b, 200, 20, KVF_ROUTER_ALWAYS);
     kvf_time_ns begin = b.now;
@@ -425,11 +426,37 @@ static void the_grace_begins_anew(void **state) {
     bench_close(&b);
 }
 
+/* PD-02 (c): a decode node that takes no page connections. ALWAYS waits for a way, but computes there in the end. */
+static void no_way_to_ship(void **state) {
+    (void)state;
+    bench b;
+    kvf_router_config c;
+    bench_config(&c);
+    bench_open(&b, &c);
+    bench_node(&b, D, KVF_ROLE_DECODE);
+    bench_node(&b, P, KVF_ROLE_PREFILL);
+    bench_submit(&b, 100, 5, KVF_ROUTER_ALWAYS);
+    for (uint32_t i = 0; i < 3; i++) {
+        bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+        assert_int_equal(reserve.m.reserve.ship_min, 0);
+        bench_granted(&b, D, &reserve.m, 0);
+        while (!bench_sent(&b, P, KVF_R_PREFILL, 0)) bench_at(&b, b.now + MS); /* the pair is set aside for a while */
+        bench_action prefill = *bench_one(&b, KVF_R_PREFILL);
+        bench_forget(&b);
+        bench_failed(&b, P, &prefill.m.prefill.work, KVF_STAGE_TRANSFER, true);
+    }
+    assert_int_equal(bench_one(&b, KVF_R_RESERVE)->m.reserve.ship_min, UINT32_MAX);
+    assert_int_equal(bench_one(&b, KVF_R_RESERVE)->a.node, D);
+    assert_int_equal(bench_counters(&b).fallback_local, 1);
+    bench_close(&b);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(who_kills_three_is_failed),
         cmocka_unit_test(deaths_add_up_where_ranges_meet), cmocka_unit_test(deaths_elsewhere_begin_again_up_to_a_bound),
         cmocka_unit_test(a_token_clears), cmocka_unit_test(who_only_waited_there_is_spared),
-        cmocka_unit_test(nothing_strays_for_ever), cmocka_unit_test(links_that_never_work_end_it_soon),
+        cmocka_unit_test(no_way_to_ship), cmocka_unit_test(nothing_strays_for_ever),
+        cmocka_unit_test(links_that_never_work_end_it_soon),
         cmocka_unit_test(who_has_left_already_is_still_a_suspect), cmocka_unit_test(links_and_leavings_do_not_count),
         cmocka_unit_test(a_local_prompt_counts_while_it_is_computed),
         cmocka_unit_test(decoding_counts_only_without_a_token), cmocka_unit_test(a_storm_asks_for_more),
