@@ -172,8 +172,8 @@ static void *knock(void *self) {
             atomic_fetch_add(&n->taken, 1);
         else if (got.result.code == KVF_RPC_UNAVAILABLE)
             atomic_fetch_add(&n->refused, 1);
-        else
-            atomic_fetch_add(&n->other, 1);
+        else if (atomic_fetch_add(&n->other, 1) == 0)
+            print_message("not refused: %s %s\n", kvf_rpc_code_name(got.result.code), got.result.message);
         e2e_answer_free(&got);
         e2e_pause();
     }

@@ -191,7 +191,12 @@ static void start(kvf_router_shell *s, kvf_rpc_call *call, const ProtobufCMessag
         left_ms > UINT64_MAX / KVF_NS_PER_MS / 2 ? KVF_TIME_NEVER : r->line.received_ns + left_ms * KVF_NS_PER_MS;
     r->call = kvf_rpc_call_ref(call);
     kvf_rpc_call_bind(call, &call_ops, r);
-    if (front_workers_put(s->workers, &r->job) == KVF_OK) return;
+    kvf_status status = front_workers_put(s->workers, &r->job);
+    if (status == KVF_OK) return;
+    if (status == KVF_ERR_GONE) {
+        refuse_draining(r);
+        return;
+    }
     front_fault_set(&f, KVF_RPC_RESOURCE_EXHAUSTED, "QUEUE_FULL", NULL, "%u requests wait to be tokenised, the limit",
         s->options.jobs_max);
     f.retry_after_ms = KVF_MAX(s->config.retry_after_ns / KVF_NS_PER_MS, 1u);

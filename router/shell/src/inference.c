@@ -21,6 +21,14 @@ static void text_call_free(worker_job *job) {
     free(t);
 }
 
+static void refuse_draining(worker_job *job) {
+    fault f;
+    front_fault_set(&f, KVF_RPC_UNAVAILABLE, "DRAINING", NULL, "this router is shutting down");
+    f.retry_after_ms = 100;
+    front_fault_send(of_job(job)->call, &f);
+    text_call_free(job);
+}
+
 static void start(kvf_router_shell *s, kvf_rpc_call *call, const ProtobufCMessage *message, void (*run)(worker_job *)) {
     fault f;
     text_call *t = calloc(1, sizeof *t);
@@ -28,8 +36,10 @@ static void start(kvf_router_shell *s, kvf_rpc_call *call, const ProtobufCMessag
         *t = (text_call){.shell = s,
             .call = kvf_rpc_call_ref(call),
             .message = message,
-            .job = {.run = run, .drop = text_call_free}};
-        if (front_workers_put(s->workers, &t->job) == KVF_OK) return;
+            .job = {.run = run, .drop = refuse_draining}};
+        kvf_status status = front_workers_put(s->workers, &t->job);
+        if (status == KVF_ERR_GONE) refuse_draining(&t->job);
+        if (status == KVF_OK || status == KVF_ERR_GONE) return;
         text_call_free(&t->job);
     }
     front_fault_set(&f, KVF_RPC_RESOURCE_EXHAUSTED, "QUEUE_FULL", NULL,

@@ -83,9 +83,9 @@ void front_workers_destroy(workers *w) {
 }
 
 kvf_status front_workers_put(workers *w, worker_job *job) {
-    kvf_status status = KVF_AGAIN;
     job->next = NULL;
     pthread_mutex_lock(&w->lock);
+    kvf_status status = w->ending ? KVF_ERR_GONE : KVF_AGAIN;
     if (!w->ending && w->count < w->jobs_max) {
         if (w->tail)
             w->tail->next = job;

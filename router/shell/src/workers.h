@@ -15,6 +15,6 @@ typedef struct workers workers;
 kvf_status front_workers_create(uint32_t threads, uint32_t jobs_max, workers **out);
 void front_workers_stop(workers *w); /* waits for what runs, drops what waits; put is refused from then on */
 void front_workers_destroy(workers *w); /* stops first; NULL is fine */
-kvf_status front_workers_put(
-    workers *w, worker_job *job); /* any thread; KVF_AGAIN: full or ending, the job stays the caller's */
+/* Any thread. KVF_AGAIN: full, KVF_ERR_GONE: ending; then the job stays the caller's. */
+kvf_status front_workers_put(workers *w, worker_job *job);
 #endif
