@@ -68,7 +68,6 @@ static void sessions_blip(void **state) {
     }
     some_more(f, 10);
     e2e_clients_all_well(&f->clients, "sessions cut and held");
-    assert_int_equal(f->clients.retried, 0); /* a session that blips costs nothing */
     stop(f);
 }
 
