@@ -267,26 +267,6 @@ static rt_blame what_failed(unsigned stage, kvf_status reason) {
     }
 }
 
-/* A prefill node that does not have the request any more, though all its first tokens are here, has ended its part:
- * only word of that was lost with its session. How the hand-off went the decode node knows, and is asked if it says
- * nothing. */
-static bool only_word_was_lost(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
-    rt_leg *l = &s->l;
-    const rt_request *q = rt_request_at(r, s);
-    if (node == l->decode || l->state != RT_LEG_PREFILLING || msg->failed.stage != KVF_STAGE_PREFILL ||
-        msg->failed.reason != KVF_ERR_GONE || q->prompt_logprobs_next < (q->prompt_logprobs ? q->prompt_count : 0))
-        return false;
-    for (uint32_t i = q->first_seq; i != RT_NONE; i = r->seqs[i].next) {
-        const rt_seq *c = &r->seqs[i];
-        if (c->leg == rt_seq_index(r, s) && !c->ended && c->output_count <= l->outputs_base) return false;
-    }
-    if (l->prefill_told) rt_cancel_push(r, node, l->id, l->attempt, true); /* it may just have been told once more */
-    l->prefill_told = l->prefill_due = false;
-    l->shipped = true;
-    rt_leg_verify(r, s);
-    return true;
-}
-
 /* The link to blame, when a hand-off failed: the pair, not its ends. */
 static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *msg) {
     rt_leg *l = &s->l;
@@ -307,7 +287,6 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
     }
     /* A Reserve that was lost with a session: the node says so after the Welcome, at which it was said again. */
     if (from_decode && rt_answers_reserve(l) && msg->failed.reason == KVF_ERR_GONE) return;
-    if (only_word_was_lost(r, s, node, msg)) return;
     bool link = stage == KVF_STAGE_TRANSFER && l->prefill != RT_NONE;
     if (link) rt_pair_failed(r, l->prefill, l->decode);
     if (from_decode)

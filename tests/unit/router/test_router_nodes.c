@@ -249,47 +249,6 @@ static void comes_back(void **state) {
     bench_close(&b);
 }
 
-/* What a prefill node said last was lost with its session: its hand-off is over, and the decode node goes on. No
- * further attempt. */
-static void word_of_a_hand_off_is_lost(void **state) {
-    (void)state;
-    bench b;
-    opened(&b, false);
-    bench_node(&b, 0, KVF_ROLE_DECODE);
-    bench_node(&b, 1, KVF_ROLE_PREFILL);
-    bench_submit(&b, 100, 5, KVF_ROUTER_ALWAYS);
-    bench_granted(&b, 0, &bench_one(&b, KVF_R_RESERVE)->m, 0);
-    bench_action prefill = *bench_one(&b, KVF_R_PREFILL);
-    bench_token(&b, 1, &prefill.m.prefill.work, 0, 100, 7, KVF_END_NONE);
-    bench_down(&b, 1); /* Shipped was on its way */
-    bench_forget(&b);
-    bench_up(&b, 1);
-    bench_welcome(&b, 1, "n1", KVF_ROLE_PREFILL, 101, "f32");
-    kvf_nmsg m = {.kind = KVF_N_FAILED, .request = prefill.m.prefill.work.request, .attempt = 1};
-    m.failed.stage = KVF_STAGE_PREFILL;
-    m.failed.reason = KVF_ERR_GONE;
-    m.failed.retryable = true;
-    bench_say(&b, 1, &m);
-    assert_int_equal(bench_count_sent(&b, 0, KVF_R_RESERVE), 0);
-    assert_int_equal(bench_count_sent(&b, 1, KVF_R_CANCEL), bench_count_sent(&b, 1, KVF_R_PREFILL));
-    for (uint32_t i = 1; i < 5; i++)
-        bench_token(&b, 0, &prefill.m.prefill.work, 0, 100 + i, 7, i == 4 ? KVF_END_LENGTH : KVF_END_NONE);
-    bench_at(&b, b.now + 10 * MS);
-    assert_int_equal(bench_find(&b, KVF_ROUTER_FINISHED, 0)->a.finished.attempts, 1);
-    bench_forget(&b); /* and where the decode node says nothing, it is asked */
-    bench_submit(&b, 100, 5, KVF_ROUTER_ALWAYS);
-    bench_granted(&b, 0, &bench_one(&b, KVF_R_RESERVE)->m, 0);
-    prefill = *bench_one(&b, KVF_R_PREFILL);
-    bench_token(&b, 1, &prefill.m.prefill.work, 0, 100, 7, KVF_END_NONE);
-    m.request = prefill.m.prefill.work.request;
-    bench_forget(&b);
-    bench_say(&b, 1, &m);
-    bench_status(&b, 0, KVF_ROLE_DECODE, KVF_NODE_READY);
-    bench_at(&b, b.now + 600 * MS);
-    assert_int_equal(bench_one(&b, KVF_R_RESERVE)->m.reserve.attempt, 2);
-    bench_close(&b);
-}
-
 static void stays_away(void **state) {
     (void)state;
     bench b;
@@ -629,8 +588,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(strict_without_prefill),
         cmocka_unit_test(fallback_without_prefill), cmocka_unit_test(without_decode), cmocka_unit_test(hot_prefix),
         cmocka_unit_test(spreads), cmocka_unit_test(mismatch), cmocka_unit_test(wrong_model),
-        cmocka_unit_test(comes_back), cmocka_unit_test(word_of_a_hand_off_is_lost), cmocka_unit_test(stays_away),
-        cmocka_unit_test(silent), cmocka_unit_test(answers_but_never_welcomes), cmocka_unit_test(silence_is_absence),
+        cmocka_unit_test(comes_back), cmocka_unit_test(stays_away), cmocka_unit_test(silent),
+        cmocka_unit_test(answers_but_never_welcomes), cmocka_unit_test(silence_is_absence),
         cmocka_unit_test(process_is_gone), cmocka_unit_test(started_again), cmocka_unit_test(acknowledges),
         cmocka_unit_test(events_and_gaps), cmocka_unit_test(audit), cmocka_unit_test(salted_apart),
         cmocka_unit_test(directory_model), cmocka_unit_test(directory_full)};
