@@ -1,4 +1,5 @@
-/* Which mistakes are planted: MUTANT=n, or MUTANT=n+m for two at once. Included by the C that Spin makes of the models. */
+/* Which mistakes are planted: MUTANT=n, or MUTANT=n+m for two at once. Included by the C that Spin makes of the
+ * models. */
 #include <stdlib.h>
 static unsigned long long planted;
 static int from_env(const char *name, int otherwise) {
