@@ -86,7 +86,7 @@ end:
       :: nNext - (nSent + 1) > RING && OK(5) -> nDue = true /* mutant 5: overwritten events are read */
       :: else -> nSent++; toR ! EVENT, nSent, ringStored[nSent % RING], ringName[nSent % RING]
       fi }
-  :: d_step { link && nUp && len(toR) == 0 && rNext != nNext -> toR ! STATUS, nNext, 0, 0 }
+  :: d_step { link && nUp && len(toR) == 0 && rNext != nNext && !(lagged && MUT(4)) -> toR ! STATUS, nNext, 0, 0 }
   :: d_step { nRestarts > 0 -> nRestarts--; nEpoch++; cut(); cache = 0; nNext = 1; nSent = 0; ringName[0] = 0; ringName[1] = 0;
       ringStored[0] = false; ringStored[1] = false }
   od
