@@ -118,6 +118,8 @@ void member_gone(cluster *c, uint32_t index, bool old, const char *why, int expe
     if (expected >= 0 && status != expected)
         journal_fail(
             c->journal, "%s process %d ended with %d (%s), its log is %s", m->id, (int)was.pid, status, why, was.log);
+    else if (c->log_count < LOGS_MAX)
+        memcpy(c->logs[c->log_count++], was.log, sizeof was.log); /* a failure may show later whose they are */
     else
         unlink(was.log);
 }
@@ -279,6 +281,12 @@ void cluster_start(cluster *c) {
     e2e_until("both routers see every node", is_ready, c);
 }
 
+/* After a failure they are what there is to look at. */
+static void forget_logs(cluster *c) {
+    for (uint32_t i = 0; i < c->log_count && c->journal->count == 0; i++) unlink(c->logs[i]);
+    if (c->journal->count) journal_say(c->journal, "logs are kept, the lines above name them");
+}
+
 void cluster_stop(cluster *c) {
     for (uint32_t r = 0; r < ROUTERS; r++) e2e_detach(&c->admin[r]);
     for (uint32_t i = MEMBERS; i-- > 0;) {
@@ -294,5 +302,6 @@ void cluster_stop(cluster *c) {
         unlink(path + 5);
         unlink(lock);
     }
+    forget_logs(c);
     if (rmdir(c->dir) != 0) journal_fail(c->journal, "something is left in %s: %s", c->dir, strerror(errno));
 }

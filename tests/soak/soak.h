@@ -116,7 +116,7 @@ typedef struct {
     uint32_t control_lane[ROUTERS], page_lane[2];
 } member;
 
-enum { DETECTIONS_MAX = 1024 };
+enum { DETECTIONS_MAX = 1024, LOGS_MAX = 2048 };
 typedef struct {
     journal *journal;
     proxy *net;
@@ -131,6 +131,8 @@ typedef struct {
     double detected_ms[DETECTIONS_MAX];
     uint32_t detections, undetected, old_ended, old_killed;
     uint64_t longest_end_ns;
+    char logs[LOGS_MAX][64]; /* of processes that have ended */
+    uint32_t log_count;
 } cluster;
 void cluster_start(cluster *c);
 void cluster_fault(cluster *c); /* one, if anything may be broken now */
