@@ -57,6 +57,7 @@ struct kvf_rpc_runtime {
     kvf_rpc_session *sessions; /* live ones; guarded by lock */
     uint64_t session_count;
 };
+void rpc_accept_guard(void); /* accept_guard.c: before anything listens */
 bool rpc_loop_is_current(const rpc_loop *loop);
 rpc_loop *rpc_runtime_pick_loop(kvf_rpc_runtime *rt);
 void rpc_sessions_cancel_all(kvf_rpc_runtime *rt); /* and waits for their end */

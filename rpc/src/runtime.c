@@ -90,6 +90,7 @@ kvf_status kvf_rpc_runtime_create(const kvf_rpc_runtime_opts *opts, kvf_rpc_runt
     pthread_mutex_init(&rt->lock, NULL);
     pthread_cond_init(&rt->idle, NULL);
 
+    rpc_accept_guard();
     /* Every thread made below inherits the mask: signals go to the threads of the application. */
     sigset_t all, before;
     sigfillset(&all);
