@@ -229,6 +229,7 @@ static void router_options_of(const kvf_config *c, const char *name, const membe
     r->core.strict = !kvf_config_bool(c, "router.prefill_fallback");
     r->core.status_timeout_ns = kvf_config_u64(c, "router.node_timeout");
     r->core.reconnect_grace_ns = kvf_config_u64(c, "router.node_grace");
+    r->core.transfer_stall_ns = kvf_config_u64(c, "router.transfer_stall");
     r->core.attempts_max = kvf_config_u32(c, "router.attempts_max");
     r->stop_sequences_max = kvf_config_u32(c, "router.stop_max_count");
     r->stop_sequence_bytes_max = kvf_config_u32(c, "router.stop_max_bytes");

@@ -63,6 +63,8 @@ static const kvf_config_key keys[] = {
     KEY("router.stop_max_count", U32, "16", 0, 1024, NULL, "stop strings of one request"),
     KEY("router.stop_max_bytes", U32, "256", 1, 1u << 16, NULL, "bytes of one stop string"),
     KEY("router.attempts_max", U32, "3", 1, 100, NULL, "attempts without a new token before a request fails"),
+    KEY("router.transfer_stall", DURATION, "5s", 50 * MS, 600 * S, "transfer-stall",
+        "how long a hand-off may go on after the first token before its link counts as failed"),
     KEY("router.node_timeout", DURATION, "1500ms", 50 * MS, 600 * S, "node-timeout",
         "a node that has said nothing for so long is asked anew"),
     KEY("router.node_grace", DURATION, "2s", 50 * MS, 600 * S, "node-grace",

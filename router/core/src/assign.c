@@ -120,9 +120,11 @@ typedef uint64_t (*cost_fn)(const kvf_router *r, const rt_seq *s, const rt_node 
 static uint32_t cheapest(kvf_router *r, const rt_seq *s, uint64_t nodes, cost_fn cost, uint32_t *cached_out) {
     uint32_t cached[KVF_ROUTER_NODES_MAX], best = RT_NONE, max = r->config.nodes_max;
     uint64_t best_cost = UINT64_MAX;
+    uint32_t *rotate =
+        cost == prefill_cost ? &r->rotate_prefill : &r->rotate_decode; /* in step, one would always win */
     cached_tokens(r, s, nodes, cached);
     for (uint32_t k = 0; k < max; k++) {
-        uint32_t i = (r->rotate + k) % max; /* the first of equals wins, and the start moves on */
+        uint32_t i = (*rotate + k) % max; /* the first of equals wins, and the start moves on */
         if (!(nodes >> i & 1)) continue;
         uint64_t c = cost(r, s, &r->nodes[i], cached[i]);
         if (c < best_cost) {
@@ -131,7 +133,7 @@ static uint32_t cheapest(kvf_router *r, const rt_seq *s, uint64_t nodes, cost_fn
         }
     }
     KVF_ASSERT(best != RT_NONE);
-    r->rotate = (best + 1) % max;
+    *rotate = (best + 1) % max;
     *cached_out = cached[best];
     return best;
 }

@@ -45,6 +45,7 @@ static void leg_put(kvf_router *r, rt_seq *s, rt_leg_state state) {
     if (l->state == RT_LEG_WAITING) rt_heap_take(&r->queue, rt_seq_index(r, s));
     rt_timer_set(r, rt_timer_seq(r, s), KVF_TIME_NEVER);
     l->unverified = false;
+    l->stall_ns = 0;
     l->state = state;
     counter = decode_counter(r, l, state);
     if (counter) (*counter)++;
@@ -183,6 +184,12 @@ void rt_leg_decoding(kvf_router *r, rt_seq *s) {
 
 /* ---- silence ---- */
 
+/* PREFILLING and DECODING: the next of what is watched. */
+static void arm(kvf_router *r, rt_seq *s) {
+    kvf_time_ns at = s->l.unverified ? rt_after(s->l.heard_ns, RT_PROBE_NS) : KVF_TIME_NEVER;
+    rt_timer_set(r, rt_timer_seq(r, s), s->l.stall_ns ? KVF_MIN(at, s->l.stall_ns) : at);
+}
+
 /* What a node said while its session was down is lost, but for tokens: it may have handed the leg back. Asking is a
  * Reserve of the next attempt: a node that goes on answers AlreadyStarted, one that does not begins again. Tokens put
  * the question off, but do not settle it: they may be old ones, said again. */
@@ -191,18 +198,42 @@ void rt_leg_verify(kvf_router *r, rt_seq *s) {
     if (l->state != RT_LEG_DECODING && l->state != RT_LEG_PREFILLING) return;
     l->unverified = true;
     l->heard_ns = r->now;
-    rt_timer_set(r, rt_timer_seq(r, s), rt_after(r->now, RT_PROBE_NS));
+    arm(r, s);
+}
+
+void rt_leg_first_token(kvf_router *r, rt_seq *s) {
+    rt_leg *l = &s->l;
+    if (l->state != RT_LEG_PREFILLING || l->shipped || l->stall_ns) return;
+    l->stall_ns = rt_after(r->now, r->config.transfer_stall_ns);
+    arm(r, s);
+}
+
+/* The link is alive, but what it was given does not arrive. */
+static void stalled(kvf_router *r, rt_seq *s) {
+    r->counters.links_stalled++;
+    rt_pair_failed(r, s->l.prefill, s->l.decode);
+    rt_leg_failed(r, s,
+        &(rt_failure){.what = RT_STRAY,
+            .link = true,
+            .same_decode = true,
+            .blame = RT_NONE,
+            .reason = KVF_ERR_DEADLINE,
+            .stage = "transfer",
+            .text = "the hand-off stalls"});
 }
 
 static void probe(kvf_router *r, rt_seq *s) {
     rt_leg *l = &s->l;
     kvf_time_ns due = rt_after(l->heard_ns, RT_PROBE_NS);
     if (due > r->now) {
-        rt_timer_set(r, rt_timer_seq(r, s), due);
+        arm(r, s);
         return;
     }
     l->unverified = false;
-    if (l->state == RT_LEG_PREFILLING && !l->shipped) return; /* the prefill node will say */
+    if (l->state == RT_LEG_PREFILLING && !l->shipped) { /* the prefill node will say */
+        arm(r, s);
+        return;
+    }
     uint32_t old = l->attempt;
     bool progress = l->progress;
     rt_leg_leave_prefill(r, s, true);
@@ -217,6 +248,10 @@ void rt_leg_on_time(kvf_router *r, rt_seq *s) {
     case RT_LEG_GRANTED: rt_assign_prefill(r, s); return;
     case RT_LEG_DECODING:
     case RT_LEG_PREFILLING:
+        if (s->l.stall_ns && s->l.stall_ns <= r->now) {
+            stalled(r, s);
+            return;
+        }
         if (s->l.unverified && !rt_request_at(r, s)->finish_waits) probe(r, s);
         return;
     default: return;
@@ -400,19 +435,19 @@ bool rt_leg_may_go_on(kvf_router *r, rt_seq *s, const rt_failure *why) {
     return false;
 }
 
-static kvf_time_ns backoff(const kvf_router *r, uint32_t failures, kvf_time_ns span_max) {
+static kvf_time_ns backoff(const kvf_router *r, const rt_leg *l, uint32_t failures, kvf_time_ns span_max) {
     kvf_time_ns span = r->config.backoff_ns;
     for (uint32_t i = 1; i < failures && span < span_max; i++) span *= 2;
-    return KVF_MIN(span, span_max);
+    return rt_jitter(r, KVF_MIN(span, span_max), l->id.counter, failures);
 }
 
 /* Who strays goes on at once; again and again, more slowly: what makes it stray may need a moment. */
 static kvf_time_ns when_again(const kvf_router *r, const rt_leg *l, const rt_failure *why) {
     uint32_t count = l->failures + l->deaths;
     if (why->what == RT_STRAY && l->strays > 1 && !l->progress)
-        return rt_after(r->now, backoff(r, l->strays - 1, KVF_MIN(r->config.backoff_max_ns, RT_STRAY_BACKOFF_MAX_NS)));
+        return rt_after(r->now, backoff(r, l, l->strays - 1, KVF_MIN(r->config.backoff_max_ns, RT_STRAY_BACKOFF_MAX_NS)));
     if ((why->what == RT_FAULT || why->what == RT_DEATH) && count)
-        return rt_after(r->now, backoff(r, count, r->config.backoff_max_ns));
+        return rt_after(r->now, backoff(r, l, count, r->config.backoff_max_ns));
     return 0;
 }
 
@@ -436,7 +471,8 @@ void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
     count_failure(r, s, why);
     if (!rt_leg_may_go_on(r, s, why)) return;
     bool splits = must_split(r, s);
-    if (why->same_decode && !splits && l->decode != RT_NONE && rt_node_ready(r, &r->nodes[l->decode])) {
+    kvf_time_ns leave = why->what == RT_FAULT || why->link ? rt_retry_wait(r) : 0;
+    if (leave == 0 && why->same_decode && !splits && l->decode != RT_NONE && rt_node_ready(r, &r->nodes[l->decode])) {
         uint32_t old = l->old_attempt ? l->old_attempt : l->decode_told ? l->attempt : 0;
         uint32_t ship_min = l->ship_min;
         rt_leg_leave_prefill(r, s, false);
@@ -448,7 +484,7 @@ void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
         l->old_attempt = MUTANT(13) ? 0 : old;
         return;
     }
-    kvf_time_ns until = when_again(r, l, why);
+    kvf_time_ns until = KVF_MAX(when_again(r, l, why), leave ? rt_after(r->now, leave) : 0);
     if (splits) {
         split(r, s, until);
         return;

@@ -305,6 +305,8 @@ static void new_process(kvf_router *r, uint32_t node) {
     for (uint32_t i = 0; i < r->config.nodes_max; i++) { /* a new process starts without a bad name */
         rt_pair_of(r, node, i)->failures = rt_pair_of(r, i, node)->failures = 0;
         rt_pair_of(r, node, i)->probing = rt_pair_of(r, i, node)->probing = false;
+        rt_pair_of(r, node, i)->page_ns = rt_pair_of(r, i, node)->page_ns = 0;
+        rt_pair_of(r, node, i)->slow = rt_pair_of(r, i, node)->slow = 0;
     }
 }
 
@@ -423,12 +425,45 @@ void rt_pair_failed(kvf_router *r, uint32_t prefill, uint32_t decode) {
     for (uint32_t i = 0; i < p->failures && span < r->config.backoff_max_ns; i++) span *= 2;
     if (p->failures < 64) p->failures++;
     p->probing = false;
-    p->until_ns = rt_after(r->now, KVF_MIN(span, r->config.backoff_max_ns));
+    span = rt_jitter(r, KVF_MIN(span, r->config.backoff_max_ns), (uint64_t)prefill << 32 | decode, p->failures);
+    p->until_ns = rt_after(r->now, span);
     r->counters.ejections++;
 }
 
-void rt_pair_worked(kvf_router *r, uint32_t prefill, uint32_t decode) {
+static uint64_t best_page_ns(const kvf_router *r, const rt_pair *but) {
+    uint64_t best = 0;
+    for (uint32_t i = 0; i < r->config.nodes_max * r->config.nodes_max; i++) {
+        const rt_pair *p = &r->pairs[i];
+        if (p != but && p->page_ns && p->failures == 0 && (best == 0 || p->page_ns < best)) best = p->page_ns;
+    }
+    return best;
+}
+
+/* Only what kept a request waiting counts: a hand-off that computing hides is fast enough. */
+static bool was_slow(const kvf_router *r, const rt_pair *p, uint64_t page_ns, kvf_time_ns exposed_ns) {
+    uint64_t best = best_page_ns(r, p);
+    return exposed_ns >= r->config.slow_link_ns && best && page_ns / best >= RT_SLOW_TIMES;
+}
+
+void rt_pair_shipped(
+    kvf_router *r, uint32_t prefill, uint32_t decode, uint64_t pages, uint64_t again, kvf_time_ns exposed_ns) {
     rt_pair *p = rt_pair_of(r, prefill, decode);
+    if (again) {
+        r->counters.links_corrupt++;
+        rt_pair_failed(r, prefill, decode);
+        return;
+    }
+    uint64_t page_ns = pages ? KVF_MAX(exposed_ns / pages, 1u) : 0;
+    if (pages && was_slow(r, p, page_ns, exposed_ns)) {
+        if (++p->slow >= RT_SLOW_HANDOFFS) {
+            r->counters.links_slow++;
+            rt_pair_failed(r, prefill, decode);
+            return;
+        }
+    } else {
+        p->slow = 0;
+    }
+    if (pages) p->page_ns = p->page_ns ? (3 * p->page_ns + page_ns) / 4 : page_ns;
     p->failures = 0;
     p->probing = false;
 }

@@ -173,6 +173,7 @@ static void on_refused_prefill(kvf_router *r, rt_seq *s, uint32_t node, const kv
         if (pair) rt_pair_failed(r, node, l->decode);
         rt_leg_failed(r, s,
             &(rt_failure){.what = pair ? RT_STRAY : RT_FAULT,
+                .link = pair,
                 .same_decode = true,
                 .blame = node,
                 .reason = reason,
@@ -193,7 +194,7 @@ static void on_started(kvf_router *r, rt_seq *s) {
     if (rt_answers_reserve(l) && !l->old_attempt) rt_leg_local(r, s, 0);
     if (l->state == RT_LEG_PREFILLING || l->old_attempt) rt_leg_decoding(r, s);
     l->running = l->state == RT_LEG_DECODING;
-    if (l->prefill != RT_NONE) rt_pair_worked(r, l->prefill, l->decode);
+    if (l->prefill != RT_NONE) rt_pair_of(r, l->prefill, l->decode)->probing = false; /* how well, Shipped says */
 }
 
 static void on_already_started(kvf_router *r, rt_seq *s, const kvf_nmsg *msg) {
@@ -224,6 +225,7 @@ static void on_shipped(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *
         }
         rt_leg_failed(r, s,
             &(rt_failure){.what = RT_STRAY,
+                .link = true,
                 .same_decode = true,
                 .blame = RT_NONE,
                 .reason = msg->shipped.result,
@@ -239,7 +241,10 @@ static void on_shipped(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *
     q->usage.transfer_ns = msg->shipped.transfer_ns;
     q->usage.exposed_ns = msg->shipped.exposed_ns;
     q->usage.cached_tokens = KVF_MAX(q->usage.cached_tokens, KVF_MIN(msg->shipped.cached_tokens, q->prompt_count));
-    rt_pair_worked(r, node, l->decode);
+    uint64_t wanted = (uint64_t)l->missing_count * r->nodes[l->decode].info.identity.layers;
+    uint64_t again = msg->shipped.pages > wanted ? msg->shipped.pages - wanted : 0;
+    rt_pair_shipped(r, node, l->decode, msg->shipped.pages, again, msg->shipped.exposed_ns);
+    l->stall_ns = 0;
     if (l->state == RT_LEG_PREFILLING) rt_leg_verify(r, s); /* Started is due */
     rt_request_heard(r, q);
 }
@@ -299,6 +304,7 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
     }
     rt_leg_failed(r, s,
         &(rt_failure){.what = what_failed(stage, msg->failed.reason),
+            .link = link,
             .same_decode = !from_decode,
             .link = link,
             .blame = link ? RT_NONE : node,

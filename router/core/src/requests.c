@@ -184,6 +184,7 @@ kvf_status kvf_router_submit(
     first->l.arrival = ++r->arrivals;
     r->counters.live++;
     r->counters.submitted++;
+    rt_retry_credit(r);
     rt_timer_set(r, rt_timer_request(r, q), q->deadline_ns);
     rt_leg_wait(r, first);
     *id = q->id;

@@ -17,6 +17,10 @@ void kvf_router_config_defaults(kvf_router_config *config) {
         .reconnect_grace_ns = 2 * KVF_NS_PER_S,
         .backoff_ns = 100 * KVF_NS_PER_MS,
         .backoff_max_ns = 10 * KVF_NS_PER_S,
+        .transfer_stall_ns = 5 * KVF_NS_PER_S,
+        .slow_link_ns = 250 * KVF_NS_PER_MS,
+        .retries_percent = 20,
+        .retries_per_s = 50,
         .retry_after_ns = KVF_NS_PER_S,
         .ship_report_wait_ns = 20 * KVF_NS_PER_MS,
         .reserve_window = 32,
@@ -40,6 +44,8 @@ kvf_status kvf_router_config_check(const kvf_router_config *c, kvf_error *err) {
             c->directory_entries_max, 1u << 28);
     if (c->attempts_max == 0) return kvf_fail(err, KVF_ERR_INVALID, "attempts_max: must not be 0");
     if (c->status_timeout_ns == 0) return kvf_fail(err, KVF_ERR_INVALID, "status_timeout: must not be 0");
+    if (c->transfer_stall_ns == 0) return kvf_fail(err, KVF_ERR_INVALID, "transfer_stall: must not be 0");
+    if (c->retries_per_s == 0) return kvf_fail(err, KVF_ERR_INVALID, "retries_per_s: must not be 0");
     if (c->backoff_ns == 0 || c->backoff_max_ns < c->backoff_ns)
         return kvf_fail(err, KVF_ERR_INVALID, "backoff: must not be 0 nor above its maximum");
     return KVF_OK;
@@ -94,6 +100,7 @@ kvf_router *kvf_router_init(void *memory, const kvf_router_config *config) {
     if (!r->config.reserve_window) r->config.reserve_window = 32;
     if (!r->config.queued_window) r->config.queued_window = 8;
     if (!r->config.running_charge_tokens) r->config.running_charge_tokens = 64;
+    r->retry_budget = (int64_t)r->config.retries_per_s * 1000000;
     r->events_head = r->events_tail = r->sends_head = r->sends_tail = RT_NONE;
     return r;
 }

@@ -47,6 +47,8 @@
 #define RT_ADMIN_MAX 256
 #define RT_PROBE_NS                                                                                                    \
     (500 * KVF_NS_PER_MS) /* how long a node that ought to be decoding may be silent before it is asked */
+#define RT_SLOW_TIMES 8 /* a page waited so many times longer than the best pair's */
+#define RT_SLOW_HANDOFFS 2 /* in a row */
 #define RT_HOLD_NS (20 * KVF_NS_PER_MS) /* how soon a held leg is looked at again when no event wakes it */
 
 typedef enum {
@@ -108,6 +110,7 @@ typedef struct {
     uint64_t arrival;
     kvf_time_ns unready_since; /* no node could be chosen since; KVF_TIME_NEVER: not so */
     kvf_time_ns grant_until; /* GRANTED: when to stop looking for a prefill node */
+    kvf_time_ns stall_ns; /* PREFILLING: when the hand-off has to be over; 0: the first token is not here yet */
     kvf_time_ns admitted_ns; /* of this attempt */
     uint64_t grant;
     uint8_t secret[16];
@@ -177,6 +180,8 @@ typedef struct {
     bool refused, numerics_only;
     uint32_t failures;
     bool probing; /* its one request after an ejection is under way */
+    uint32_t slow; /* hand-offs in a row that took much longer a page than others' */
+    uint64_t page_ns; /* mean waiting for a page after computing, of late; 0: unknown */
     kvf_time_ns until_ns;
     uint64_t pages, bytes;
 } rt_pair;
@@ -216,7 +221,7 @@ struct kvf_router {
     uint32_t events_head, events_tail, sends_head, sends_tail; /* lists of requests and seqs with something to say */
     uint64_t arrivals;
     uint32_t queued_legs; /* QUEUED */
-    uint32_t rotate; /* ties go round */
+    uint32_t rotate_decode, rotate_prefill; /* ties go round */
     bool pump_due;
     bool any_died;
     kvf_time_ns died_ns; /* valid when any_died: the last death of a process */
@@ -227,6 +232,8 @@ struct kvf_router {
     uint32_t batch_node, batch_at;
     kvf_live *live;
     kvf_rmsg out;
+    int64_t retry_budget; /* in millionths of an attempt; below 0: attempts that wait their turn */
+    kvf_time_ns retry_budget_ns; /* credited until then */
     kvf_router_counters counters;
 };
 
@@ -263,6 +270,7 @@ void rt_leg_leave(kvf_router *r, rt_seq *s, bool finished); /* both nodes; with 
 void rt_leg_stop_decoding(kvf_router *r, rt_seq *s); /* all choices have ended, though the leg stays */
 void rt_leg_drop(kvf_router *r, rt_seq *s, bool finished); /* leave, and it is no more */
 void rt_leg_verify(kvf_router *r, rt_seq *s); /* asks its decode node, should that stay silent */
+void rt_leg_first_token(kvf_router *r, rt_seq *s); /* of the prefill node: the hand-off is all that is left */
 void rt_leg_on_time(kvf_router *r, rt_seq *s);
 void rt_leg_send(kvf_router *r, rt_seq *s);
 void rt_cancel_push(kvf_router *r, uint32_t node, kvf_request_id id, uint32_t attempt, bool finished);
@@ -278,7 +286,7 @@ typedef enum {
 typedef struct {
     rt_blame what;
     bool same_decode; /* the decode node is not to blame: its verified pages stay */
-    bool link; /* pages could not pass */
+    bool link; /* pages could not pass: may go on, so that the next attempt needs leave of the retry budget */
     uint32_t blame; /* node to avoid, RT_NONE */
     kvf_status reason;
     const char *stage, *text;
@@ -321,7 +329,14 @@ static inline rt_pair *rt_pair_of(const kvf_router *r, uint32_t prefill, uint32_
     return &r->pairs[(size_t)prefill * r->config.nodes_max + decode];
 }
 void rt_pair_failed(kvf_router *r, uint32_t prefill, uint32_t decode);
-void rt_pair_worked(kvf_router *r, uint32_t prefill, uint32_t decode);
+/* A hand-off has ended well: how well, compared with those of other pairs. again: pages sent more than once. */
+void rt_pair_shipped(
+    kvf_router *r, uint32_t prefill, uint32_t decode, uint64_t pages, uint64_t again, kvf_time_ns exposed_ns);
+
+/* ---- retries.c ---- */
+kvf_time_ns rt_jitter(const kvf_router *r, kvf_time_ns span, uint64_t a, uint64_t b); /* 3/4 to 5/4 of span */
+void rt_retry_credit(kvf_router *r); /* a new request */
+kvf_time_ns rt_retry_wait(kvf_router *r); /* takes leave for one more attempt; how long it has to wait */
 
 /* ---- replies.c, tokens.c ---- */
 static inline bool rt_answers_reserve(const rt_leg *l) {

@@ -113,7 +113,6 @@ static bool token_item(kvf_router *r, const kvf_token_item *item, kvf_router_act
     if (r->batch_node == leg->l.decode && item->attempt == leg->l.attempt) rt_leg_local(r, leg, 0);
     if (r->batch_node == leg->l.decode && (leg->l.state == RT_LEG_PREFILLING || item->attempt == leg->l.old_attempt)) {
         rt_leg_decoding(r, leg);
-        if (leg->l.prefill != RT_NONE) rt_pair_worked(r, leg->l.prefill, leg->l.decode);
     }
     leg->l.heard_ns = r->now;
     uint32_t next = q->prompt_count + s->output_count;
@@ -122,6 +121,7 @@ static bool token_item(kvf_router *r, const kvf_token_item *item, kvf_router_act
         return false;
     }
     prefill_done(r, leg);
+    if (r->batch_node == leg->l.prefill) rt_leg_first_token(r, leg);
     if (item->position < next && !MUTANT(3)) {
         r->counters.repeated++;
         bool ours = item->position >= q->prompt_count;

@@ -73,7 +73,7 @@ static void tally_leg(const kvf_router *r, const rt_seq *s, rt_tally *tally, uin
     KVF_ASSERT(l->prefill == RT_NONE || l->state == RT_LEG_PREFILLING || l->state == RT_LEG_DECODING);
     KVF_ASSERT(l->state != RT_LEG_PREFILLING || l->prefill != RT_NONE);
     bool timed = l->state == RT_LEG_HELD || l->state == RT_LEG_GRANTED;
-    KVF_ASSERT((timed || l->unverified) == rt_heap_has(&r->timers, rt_seq_index(r, s)));
+    KVF_ASSERT((timed || l->unverified || l->stall_ns) == rt_heap_has(&r->timers, rt_seq_index(r, s)));
     if (l->counted_waiting) *waiting += l->n;
     if (l->state == RT_LEG_RESERVING) tally[l->decode].reserving++;
     if (l->state == RT_LEG_QUEUED) tally[l->decode].queued++;

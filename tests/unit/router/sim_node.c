@@ -512,7 +512,6 @@ static void say_failed(sim *s, uint32_t node, const sim_work *w, kvf_stage stage
 static void say_shipped(sim *s, uint32_t node, const sim_work *w, kvf_status result) {
     kvf_nmsg m = {.kind = KVF_N_SHIPPED, .request = w->request, .attempt = w->attempt};
     m.shipped.result = result;
-    m.shipped.pages = 2;
     m.shipped.bytes = 128;
     m.shipped.prefill_ns = MS;
     say(s, node, &m);

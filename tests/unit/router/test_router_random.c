@@ -57,6 +57,7 @@ static void on_end(world *w, client *c, const kvf_router_action *a) {
     if (a->kind == KVF_ROUTER_FAILED) {
         w->failed++;
         KVF_ASSERT(a->failed.why.status != KVF_OK && a->failed.why.text[0]);
+        if (w->calm && !c->cancelled && !c->has_deadline) fprintf(stderr, "%s\n", a->failed.why.text);
         if (w->calm) KVF_ASSERT(c->cancelled || c->has_deadline);
         return;
     }

@@ -518,7 +518,7 @@ static void link_fails(void **state) {
     kvf_router_cancel(b.r, b.now, id, KVF_CANCEL_CLIENT);
     bench_drain(&b);
     /* After its time the pair is tried again, with one request. */
-    bench_at(&b, b.now + 11 * MS);
+    bench_at(&b, b.now + 13 * MS);
     bench_status(&b, good, KVF_ROLE_PREFILL, KVF_NODE_DRAINING);
     for (int i = 0; i < 2; i++) {
         bench_forget(&b);

@@ -49,6 +49,11 @@ typedef struct {
     kvf_time_ns status_timeout_ns; /* a session silent for so long is closed */
     kvf_time_ns reconnect_grace_ns; /* without a Welcome for so long: the node is lost */
     kvf_time_ns backoff_ns, backoff_max_ns; /* of failed pairs and of further attempts: doubles */
+    kvf_time_ns transfer_stall_ns; /* from the first token of a shipped request to the end of its hand-off; then its
+                                      link has failed */
+    kvf_time_ns slow_link_ns; /* a hand-off that keeps a request waiting for less is never called slow */
+    uint32_t retries_percent, retries_per_s; /* of attempts after a failure: of new requests, and besides; more of them
+                                                wait their turn. Lost nodes' requests need no leave */
     kvf_time_ns retry_after_ns; /* told to clients where no node named a time */
     kvf_time_ns ship_report_wait_ns; /* FINISHED waits so long for the prefill node's costs; 0: not at all */
     uint32_t reserve_window; /* Reserves without an answer, per node; 0: 32 */
@@ -248,6 +253,8 @@ typedef struct {
     uint64_t late; /* messages about attempts that are over */
     uint64_t tokens, repeated, divergent, gaps; /* accepted; said again; said again differently; out of order */
     uint64_t nodes_lost, superseded, ejections, snapshots, malformed;
+    uint64_t links_stalled, links_corrupt, links_slow; /* ejections of pairs by what was seen besides plain failures */
+    uint64_t retries_delayed; /* that waited for the retry budget */
     uint64_t directory_entries, directory_dropped; /* names in it; names that found no room */
 } kvf_router_counters;
 void kvf_router_count(const kvf_router *r, kvf_router_counters *out);
