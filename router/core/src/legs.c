@@ -211,7 +211,7 @@ void rt_leg_first_token(kvf_router *r, rt_seq *s) {
 /* The link is alive, but what it was given does not arrive. */
 static void stalled(kvf_router *r, rt_seq *s) {
     r->counters.links_stalled++;
-    rt_pair_failed(r, s->l.prefill, s->l.decode);
+    rt_pair_failed(r, s->l.prefill, s->l.decode, "a hand-off stalled");
     rt_leg_failed(r, s,
         &(rt_failure){.what = RT_STRAY,
             .link = true,
@@ -445,7 +445,8 @@ static kvf_time_ns backoff(const kvf_router *r, const rt_leg *l, uint32_t failur
 static kvf_time_ns when_again(const kvf_router *r, const rt_leg *l, const rt_failure *why) {
     uint32_t count = l->failures + l->deaths;
     if (why->what == RT_STRAY && l->strays > 1 && !l->progress)
-        return rt_after(r->now, backoff(r, l, l->strays - 1, KVF_MIN(r->config.backoff_max_ns, RT_STRAY_BACKOFF_MAX_NS)));
+        return rt_after(
+            r->now, backoff(r, l, l->strays - 1, KVF_MIN(r->config.backoff_max_ns, RT_STRAY_BACKOFF_MAX_NS)));
     if ((why->what == RT_FAULT || why->what == RT_DEATH) && count)
         return rt_after(r->now, backoff(r, l, count, r->config.backoff_max_ns));
     return 0;

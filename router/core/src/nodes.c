@@ -419,8 +419,9 @@ void rt_node_on_snapshot(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
 
 /* ---- pairs ---- */
 
-void rt_pair_failed(kvf_router *r, uint32_t prefill, uint32_t decode) {
+void rt_pair_failed(kvf_router *r, uint32_t prefill, uint32_t decode, const char *why) {
     rt_pair *p = rt_pair_of(r, prefill, decode);
+    p->why = why;
     kvf_time_ns span = r->config.backoff_ns;
     for (uint32_t i = 0; i < p->failures && span < r->config.backoff_max_ns; i++) span *= 2;
     if (p->failures < 64) p->failures++;
@@ -450,14 +451,14 @@ void rt_pair_shipped(
     rt_pair *p = rt_pair_of(r, prefill, decode);
     if (again) {
         r->counters.links_corrupt++;
-        rt_pair_failed(r, prefill, decode);
+        rt_pair_failed(r, prefill, decode, "pages arrived spoilt");
         return;
     }
     uint64_t page_ns = pages ? KVF_MAX(exposed_ns / pages, 1u) : 0;
     if (pages && was_slow(r, p, page_ns, exposed_ns)) {
         if (++p->slow >= RT_SLOW_HANDOFFS) {
             r->counters.links_slow++;
-            rt_pair_failed(r, prefill, decode);
+            rt_pair_failed(r, prefill, decode, "much slower than others");
             return;
         }
     } else {

@@ -170,7 +170,7 @@ static void on_refused_prefill(kvf_router *r, rt_seq *s, uint32_t node, const kv
         return;
     default:
         pair = reason == KVF_ERR_MISMATCH || reason == KVF_ERR_AUTH;
-        if (pair) rt_pair_failed(r, node, l->decode);
+        if (pair) rt_pair_failed(r, node, l->decode, "they do not pair");
         rt_leg_failed(r, s,
             &(rt_failure){.what = pair ? RT_STRAY : RT_FAULT,
                 .link = pair,
@@ -293,7 +293,7 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
     /* A Reserve that was lost with a session: the node says so after the Welcome, at which it was said again. */
     if (from_decode && rt_answers_reserve(l) && msg->failed.reason == KVF_ERR_GONE) return;
     bool link = stage == KVF_STAGE_TRANSFER && l->prefill != RT_NONE;
-    if (link) rt_pair_failed(r, l->prefill, l->decode);
+    if (link) rt_pair_failed(r, l->prefill, l->decode, "a hand-off failed");
     if (from_decode)
         l->decode_told = false;
     else

@@ -180,6 +180,7 @@ typedef struct {
     bool refused, numerics_only;
     uint32_t failures;
     bool probing; /* its one request after an ejection is under way */
+    const char *why; /* it was set aside last; static text */
     uint32_t slow; /* hand-offs in a row that took much longer a page than others' */
     uint64_t page_ns; /* mean waiting for a page after computing, of late; 0: unknown */
     kvf_time_ns until_ns;
@@ -328,7 +329,7 @@ uint32_t rt_hello_live(kvf_router *r, uint32_t node);
 static inline rt_pair *rt_pair_of(const kvf_router *r, uint32_t prefill, uint32_t decode) {
     return &r->pairs[(size_t)prefill * r->config.nodes_max + decode];
 }
-void rt_pair_failed(kvf_router *r, uint32_t prefill, uint32_t decode);
+void rt_pair_failed(kvf_router *r, uint32_t prefill, uint32_t decode, const char *why); /* why: static text */
 /* A hand-off has ended well: how well, compared with those of other pairs. again: pages sent more than once. */
 void rt_pair_shipped(
     kvf_router *r, uint32_t prefill, uint32_t decode, uint64_t pages, uint64_t again, kvf_time_ns exposed_ns);

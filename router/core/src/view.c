@@ -35,6 +35,7 @@ bool kvf_router_pair_at(
         .pages = pair->pages,
         .bytes = pair->bytes,
         .failures = pair->failures,
+        .why = pair->failures && pair->why ? pair->why : "",
         .ejected = pair->failures && pair->until_ns > now};
     char a[64], b[64];
     const char *field = NULL;

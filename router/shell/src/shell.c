@@ -95,12 +95,29 @@ static void update_health(kvf_router_shell *s) {
 
 static bool over(const kvf_router_shell *s) { return s->leaving || (s->draining && s->live == 0 && !clients_read(s)); }
 
+/* Pairs that were set aside since the last look. */
+static void log_ejections(kvf_router_shell *s) {
+    kvf_router_counters count;
+    kvf_router_count(s->core, &count);
+    if (count.ejections == s->ejections) return;
+    s->ejections = count.ejections;
+    kvf_time_ns now = kvf_os_now_ns();
+    for (uint32_t p = 0; p < s->config.nodes_max; p++)
+        for (uint32_t d = 0; d < s->config.nodes_max; d++) {
+            kvf_router_pair pair;
+            if (kvf_router_pair_at(s->core, now, p, d, &pair) && pair.ejected)
+                kvf_log(KVF_LOG_WARN, "router", "no pages from %s to %s for now: %s (%" PRIu32 " in a row)",
+                    s->links[p].id, s->links[d].id, pair.why, pair.failures);
+        }
+}
+
 void front_shell_pump(kvf_router_shell *s) {
     front_shell_drain(s);
     while (s->dirty) {
         front_generate_flush(s);
         front_shell_drain(s); /* a client that does not read has been cancelled */
     }
+    log_ejections(s);
     update_health(s);
     set_timer(s);
     if (over(s)) event_base_loopbreak(s->base);

@@ -64,6 +64,7 @@ struct kvf_router_shell {
     watcher *watchers;
     uint32_t watchers_count;
     uint64_t next_query;
+    uint64_t ejections; /* of pairs, that the log has */
     bool draining, leaving;
     uint32_t stops;
     atomic_bool serving;

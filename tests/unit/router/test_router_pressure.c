@@ -230,7 +230,7 @@ static void delays_are_spread_and_repeatable(void **state) {
         c.epoch += k == 2;
         open_three(&b, &c);
         b.r->now = b.now;
-        rt_pair_failed(b.r, SLOW, D);
+        rt_pair_failed(b.r, SLOW, D, "a test");
         until[k] = rt_pair_of(b.r, SLOW, D)->until_ns - b.now;
         assert_in_range(until[k], c.backoff_ns * 3 / 4, c.backoff_ns * 5 / 4);
         bench_close(&b);

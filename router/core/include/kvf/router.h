@@ -235,6 +235,7 @@ typedef struct {
     uint64_t pages, bytes;
     uint32_t failures; /* in a row */
     bool ejected; /* avoided now */
+    const char *why; /* it was ejected last; static text, "" while it works */
     char refused[KVF_TEXT_MAX]; /* identities differ: field and both values; empty: they may pair */
 } kvf_router_pair;
 /* false: these two are not a prefill and a decode node that have both been welcomed. */
