@@ -573,7 +573,7 @@ static void already_started_too_far(void **state) {
     m.already_started.position = 43; /* and none of its tokens has come: they will not come again */
     bench_say(&b, D, &m);
     assert_int_equal(bench_count_sent(&b, D, KVF_R_CANCEL), 2);
-    bench_at(&b, b.now + 25 * MS); /* the pair is tried again */
+    bench_at(&b, b.now + 40 * MS); /* the pair is tried again */
     assert_int_equal(bench_one(&b, KVF_R_RESERVE)->m.reserve.attempt, 3);
     bench_close(&b);
 }
