@@ -306,7 +306,6 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
         &(rt_failure){.what = what_failed(stage, msg->failed.reason),
             .link = link,
             .same_decode = !from_decode,
-            .link = link,
             .blame = link ? RT_NONE : node,
             .reason = msg->failed.reason,
             .stage = names[stage],
