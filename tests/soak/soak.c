@@ -22,7 +22,7 @@ enum {
 /* What growth may be, by the low end of the interval. A window of seconds cannot tell a slope from what settles (every
  * process touches each of its tables once): there the sum counts, and the slope where the window is of minutes. A
  * process that was started less than a minute before the calm is not judged at all. */
-static const double anon_kib_per_min_max = 64, anon_kib_max = 1024, fds_per_min_max = 2, window_min = 3;
+static const double anon_kib_per_min_max = 64, anon_kib_max = 32768, fds_per_min_max = 2, window_min = 3;
 
 /* ---- what happened ---- */
 
