@@ -64,6 +64,24 @@ static void gap(kvf_router *r, rt_seq *leg, uint32_t node) {
             .text = "the node left out a token or a logprob"});
 }
 
+/* Nodes keep tokens until they are acknowledged, but not prompt logprobs: a session that ended may have taken them
+ * along, which is nobody's fault. */
+static void logprobs_gap(kvf_router *r, rt_seq *leg, uint32_t node) {
+    const rt_leg *l = &leg->l;
+    if (r->nodes[node].opened == (node == l->prefill ? l->prefill_opened : l->decode_opened)) {
+        gap(r, leg, node);
+        return;
+    }
+    r->counters.gaps++;
+    rt_leg_failed(r, leg,
+        &(rt_failure){.what = RT_STRAY,
+            .same_decode = node == l->prefill,
+            .blame = RT_NONE,
+            .reason = KVF_ERR_PEER_LOST,
+            .stage = "prefill",
+            .text = "prompt logprobs were lost with a session"});
+}
+
 static void accept(
     kvf_router *r, rt_seq *leg, rt_seq *s, const kvf_token_item *item, kvf_router_action *a, bool *says) {
     rt_request *q = rt_request_at(r, s);
@@ -116,8 +134,12 @@ static bool token_item(kvf_router *r, const kvf_token_item *item, kvf_router_act
     }
     leg->l.heard_ns = r->now;
     uint32_t next = q->prompt_count + s->output_count;
-    if (item->position > next || logprobs_left_out(r, leg)) {
+    if (item->position > next) {
         gap(r, leg, r->batch_node);
+        return false;
+    }
+    if (logprobs_left_out(r, leg)) {
+        logprobs_gap(r, leg, r->batch_node);
         return false;
     }
     prefill_done(r, leg);

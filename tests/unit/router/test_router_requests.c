@@ -157,6 +157,35 @@ static void stop_string(void **state) {
     bench_close(&b);
 }
 
+/* What a session took along is not held against the node; what was never said is. */
+static void logprobs_lost_with_a_session(void **state) {
+    (void)state;
+    for (int lost = 0; lost <= 1; lost++) {
+        bench b;
+        two_nodes(&b);
+        kvf_router_request in = bench_request(20, 5, KVF_ROUTER_NEVER);
+        kvf_request_id id;
+        kvf_refusal why;
+        in.prompt_logprobs = 1;
+        assert_int_equal(bench_try(&b, in, &id, &why), KVF_OK);
+        for (uint32_t i = 1; i <= 3; i++) {
+            for (int t = 0; t < 3000 && !bench_sent(&b, D, KVF_R_RESERVE, 0); t++) bench_at(&b, b.now + MS);
+            bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+            bench_forget(&b);
+            bench_local(&b, D, &reserve.m);
+            if (lost) {
+                bench_down(&b, D);
+                bench_up(&b, D);
+                bench_welcome(&b, D, "n1", KVF_ROLE_DECODE, 101, "f32");
+                bench_forget(&b);
+            }
+            bench_token(&b, D, &reserve.m.reserve, 0, 20, 7, KVF_END_NONE);
+            assert_int_equal(bench_count(&b, KVF_ROUTER_FAILED), !lost && i == 3);
+        }
+        bench_close(&b);
+    }
+}
+
 static void prompt_only(void **state) {
     (void)state;
     bench b;
@@ -707,12 +736,12 @@ static void choices_split(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(whole_way), cmocka_unit_test(ways_of_travel),
         cmocka_unit_test(first_token_ends_it), cmocka_unit_test(stop_string), cmocka_unit_test(prompt_only),
-        cmocka_unit_test(wrong_input), cmocka_unit_test(bounded_queue), cmocka_unit_test(order_of_queue),
-        cmocka_unit_test(cancelled), cmocka_unit_test(deadline), cmocka_unit_test(goes_on_with_tokens),
-        cmocka_unit_test(gives_up), cmocka_unit_test(refused_for_good), cmocka_unit_test(refused_for_now),
-        cmocka_unit_test(queued_moves), cmocka_unit_test(handed_back), cmocka_unit_test(link_fails),
-        cmocka_unit_test(already_started), cmocka_unit_test(already_started_too_far), cmocka_unit_test(said_again),
-        cmocka_unit_test(silent_after_reconnect), cmocka_unit_test(prefill_lost_with_its_session),
-        cmocka_unit_test(choices_split)};
+        cmocka_unit_test(logprobs_lost_with_a_session), cmocka_unit_test(wrong_input), cmocka_unit_test(bounded_queue),
+        cmocka_unit_test(order_of_queue), cmocka_unit_test(cancelled), cmocka_unit_test(deadline),
+        cmocka_unit_test(goes_on_with_tokens), cmocka_unit_test(gives_up), cmocka_unit_test(refused_for_good),
+        cmocka_unit_test(refused_for_now), cmocka_unit_test(queued_moves), cmocka_unit_test(handed_back),
+        cmocka_unit_test(link_fails), cmocka_unit_test(already_started), cmocka_unit_test(already_started_too_far),
+        cmocka_unit_test(said_again), cmocka_unit_test(silent_after_reconnect),
+        cmocka_unit_test(prefill_lost_with_its_session), cmocka_unit_test(choices_split)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
