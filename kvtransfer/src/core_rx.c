@@ -259,7 +259,7 @@ kvf_page_verdict kvf_rx_on_page(
         bit_set(rx_landed(rx, g, entry), header->layer);
         rx_count_page(rx, g, entry, header->layer, header->crc);
     }
-    *out = (kvf_landing){header->grant, header->block, header->layer, block, header->crc};
+    *out = (kvf_landing){header->grant, header->block, header->layer, block, header->crc, link};
     return KVF_PAGE_ACCEPT;
 }
 

@@ -52,8 +52,25 @@ static kvf_nmsg *clone_tokens(const kvf_nmsg *m) {
     return c;
 }
 
+static kvf_node_stats *stats_of(kvf_nmsg *m) {
+    return m->kind == KVF_N_WELCOME  ? &m->welcome.stats
+           : m->kind == KVF_N_STATUS ? &m->status
+           : m->kind == KVF_N_AUDIT  ? &m->audit.stats
+                                     : NULL;
+}
+
+static kvf_nmsg *clone_stats(const kvf_nmsg *m, const kvf_node_stats *stats) {
+    size_t bytes = stats->rejected_count * sizeof *stats->rejected;
+    kvf_nmsg *c = with_room(m, sizeof *m, bytes);
+    uint8_t *at = (uint8_t *)(c + 1);
+    stats_of(c)->rejected = append(&at, stats->rejected, bytes);
+    return c;
+}
+
 kvf_nmsg *sim_clone_nmsg(const kvf_nmsg *m) {
     if (m->kind == KVF_N_TOKENS) return clone_tokens(m);
+    const kvf_node_stats *stats = stats_of((kvf_nmsg *)(uintptr_t)m);
+    if (stats) return clone_stats(m, stats);
     const void *data = NULL;
     size_t bytes = 0;
     if (m->kind == KVF_N_GRANTED) data = m->granted.missing, bytes = m->granted.missing_count * sizeof(uint32_t);

@@ -69,6 +69,7 @@ typedef struct {
     uint32_t block_logical, layer;
     kvf_block_id block;
     uint32_t crc; /* as the header claims */
+    kvf_link_id link; /* that it came by */
 } kvf_landing;
 kvf_page_verdict kvf_rx_on_page(
     kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const kvf_page_header *header, kvf_landing *out);

@@ -185,6 +185,8 @@ struct kvf_node {
     size_t scratch_bytes, scratch_used;
 
     kvf_node_stats stats; /* only the counters that nothing else keeps */
+    kvf_rejected rejected[KVF_REJECTED_MAX]; /* by peer */
+    uint32_t rejected_count;
     bool exit_due;
 };
 

@@ -347,4 +347,6 @@ void kvf_node_get_stats(const kvf_node *n, kvf_node_stats *out) {
     out->bytes_received = rx.bytes_landed;
     out->frames_rejected = kvf_rx_counts_dropped(&rx);
     out->events_next = kvf_kv_event_next(n->kv);
+    out->rejected = n->rejected;
+    out->rejected_count = n->rejected_count;
 }

@@ -338,6 +338,23 @@ kvf_time_ns node_links_deadline(const kvf_node *n) {
     return at;
 }
 
+static const node_link *link_that_is_up(const kvf_node *n, kvf_link_id link) {
+    for (uint32_t i = 0; i < n->config.links_max; i++)
+        if (n->links[i].state == LINK_UP && n->links[i].id == link) return &n->links[i];
+    return NULL;
+}
+
+/* Counted for the peer. Of a link without a record, or of one peer too many, only the sum in kvf_rx_counts knows. */
+static void rejected(kvf_node *n, kvf_link_id link) {
+    const node_link *l = link_that_is_up(n, link);
+    if (!l) return;
+    uint32_t i = 0;
+    while (i < n->rejected_count && strcmp(n->rejected[i].node, l->peer) != 0) i++;
+    if (i == KVF_REJECTED_MAX) return;
+    if (i == n->rejected_count) memcpy(n->rejected[n->rejected_count++].node, l->peer, sizeof l->peer);
+    n->rejected[i].frames++;
+}
+
 kvf_status kvf_node_on_frame(kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_frame *f) {
     static const uint8_t no_nonce[16];
     n->now = now;
@@ -348,21 +365,24 @@ kvf_status kvf_node_on_frame(kvf_node *n, kvf_time_ns now, kvf_link_id link, con
     case KVF_FRAME_GONE: kvf_tx_on_frame(n->tx, now, link, f); return KVF_OK;
     default: break;
     }
-    for (uint32_t i = 0; i < n->config.links_max; i++)
-        if (n->links[i].state == LINK_UP && n->links[i].id == link)
-            return kvf_rx_on_frame(n->rx, now, link, n->links[i].nonce, f);
-    return kvf_rx_on_frame(n->rx, now, link, no_nonce, f); /* no record of this link: no proof can hold */
+    const node_link *l = link_that_is_up(n, link); /* no record of it: no proof can hold */
+    kvf_status status = kvf_rx_on_frame(n->rx, now, link, l ? l->nonce : no_nonce, f);
+    if (status != KVF_OK) rejected(n, link);
+    return status;
 }
 
 kvf_page_verdict kvf_node_on_page(
     kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_page_header *header, kvf_landing *landing) {
     n->now = now;
-    return kvf_rx_on_page(n->rx, now, link, header, landing);
+    kvf_page_verdict verdict = kvf_rx_on_page(n->rx, now, link, header, landing);
+    if (verdict != KVF_PAGE_ACCEPT) rejected(n, link);
+    return verdict;
 }
 
 void kvf_node_on_landed(kvf_node *n, kvf_time_ns now, const kvf_landing *landing, bool crc_ok) {
     n->now = now;
     kvf_rx_on_landed(n->rx, now, landing, crc_ok);
+    if (!crc_ok) rejected(n, landing->link);
 }
 
 void kvf_node_on_page_sent(kvf_node *n, kvf_time_ns now, uint64_t token, bool ok, uint32_t crc) {

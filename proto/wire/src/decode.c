@@ -114,6 +114,24 @@ static bool ship_to(reader *r, const PB(ShipTo) * in, kvf_ship_to *to) {
            secret(r, "to.secret", in->secret, to->secret) && ascending(r, "to.missing", in->missing, in->n_missing);
 }
 
+static bool rejected(reader *r, const PB(Stats) * in, kvf_node_stats *s) {
+    if (in->n_rejected == 0) return true;
+    if (!number(r, "stats.rejected", in->n_rejected, 0, KVF_REJECTED_MAX)) return false;
+    kvf_rejected *list = reader_take(r, in->n_rejected * sizeof *list);
+    if (!list) return false;
+    for (size_t i = 0; i < in->n_rejected; i++) {
+        const PB(Rejected) *p = in->rejected[i];
+        if (!text(r, "stats.rejected.node", p->node, list[i].node, sizeof list[i].node) ||
+            !number(r, "stats.rejected.frames", p->frames, 1, UINT64_MAX))
+            return false;
+        if (!list[i].node[0]) return bad(r, "stats.rejected.node", "is missing");
+        list[i].frames = p->frames;
+    }
+    s->rejected = list;
+    s->rejected_count = (uint32_t)in->n_rejected;
+    return true;
+}
+
 static bool stats(reader *r, const char *field, const PB(Stats) * in, kvf_node_stats *s) {
     if (!in) return bad(r, field, "is missing");
     if (!number(r, "stats.state", in->state, KVF_NODE_STARTING, KVF_NODE_LOST) ||
@@ -123,7 +141,7 @@ static bool stats(reader *r, const char *field, const PB(Stats) * in, kvf_node_s
 #define COPY(name) s->name = in->name;
     WIRE_STATS_NUMBERS(COPY)
 #undef COPY
-    return true;
+    return rejected(r, in, s);
 }
 
 static bool identity(reader *r, const PB(Identity) * in, kvf_identity *i) {

@@ -36,6 +36,7 @@ DEFINE_MAKE(SetRole, set_role)
 DEFINE_MAKE(Query, query)
 DEFINE_MAKE(BlocksQuery, blocks_query)
 DEFINE_MAKE(Nothing, nothing)
+DEFINE_MAKE(Rejected, rejected)
 DEFINE_MAKE(Stats, stats)
 DEFINE_MAKE(Identity, identity)
 DEFINE_MAKE(NodeInfo, node_info)
@@ -119,6 +120,14 @@ static PB(ShipTo) * ship_to(maker *m, const kvf_ship_to *to) {
     return p;
 }
 
+static PB(Rejected) * rejected(maker *m, const kvf_rejected *r) {
+    PB(Rejected) *p = make_rejected(m);
+    if (!p) return NULL;
+    p->node = text(r->node);
+    p->frames = r->frames;
+    return p;
+}
+
 static PB(Stats) * stats(maker *m, const kvf_node_stats *s) {
     PB(Stats) *p = make_stats(m);
     if (!p) return NULL;
@@ -127,6 +136,9 @@ static PB(Stats) * stats(maker *m, const kvf_node_stats *s) {
 #define COPY(field) p->field = s->field;
     WIRE_STATS_NUMBERS(COPY)
 #undef COPY
+    if (s->rejected_count) p->rejected = make_bytes(m, s->rejected_count * sizeof *p->rejected);
+    for (uint32_t i = 0; !m->full && i < s->rejected_count; i++)
+        p->rejected[p->n_rejected++] = rejected(m, &s->rejected[i]);
     return p;
 }
 
@@ -534,6 +546,7 @@ kvf_status kvf_wire_nmsg_pack(const kvf_nmsg *msg, kvf_arena *arena, kvf_span *o
 #define LIVE_BYTES (sizeof(void *) + sizeof(PB(Live)) + sizeof(PB(RequestId)) + 32 + 64)
 #define ITEM_BYTES (sizeof(void *) + sizeof(PB(TokenItem)) + sizeof(PB(RequestId)) + 32 + 96)
 #define PREFILLING_BYTES (sizeof(void *) + sizeof(PB(PrefillingItem)) + sizeof(PB(RequestId)) + 32 + 64)
+#define REJECTED_BYTES (sizeof(void *) + sizeof(PB(Rejected)) + 32 + KVF_NAME_MAX + 16)
 #define REPORT_BYTES                                                                                                   \
     (sizeof(void *) + sizeof(PB(BlockReport)) + sizeof(PB(Hash128)) + 4 * (sizeof(void *) + sizeof(PB(RequestId))) +   \
         128 + 320)
@@ -552,6 +565,9 @@ size_t kvf_wire_rmsg_bytes(const kvf_rmsg *msg) {
 size_t kvf_wire_nmsg_bytes(const kvf_nmsg *msg) {
     size_t bytes = FIXED_BYTES;
     switch (msg->kind) {
+    case KVF_N_WELCOME: return bytes + msg->welcome.stats.rejected_count * REJECTED_BYTES;
+    case KVF_N_STATUS: return bytes + msg->status.rejected_count * REJECTED_BYTES;
+    case KVF_N_AUDIT: return bytes + msg->audit.stats.rejected_count * REJECTED_BYTES;
     case KVF_N_GRANTED: return bytes + (size_t)msg->granted.missing_count * 5;
     case KVF_N_TOKENS:
         for (uint32_t i = 0; i < msg->tokens.count; i++) bytes += ITEM_BYTES + msg->tokens.items[i].sample.len_bytes;

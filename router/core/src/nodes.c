@@ -353,11 +353,31 @@ void rt_node_on_welcome(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
 
 /* ---- reports ---- */
 
+/* By name: a node that has moved is known under two indices for a while. What comes before the prefill node is known is
+ * not lost: the counts are sums, and the next status brings them again. */
+static void note_rejected(kvf_router *r, uint32_t decode, const kvf_rejected *of) {
+    const rt_node *d = &r->nodes[decode];
+    for (uint32_t i = 0; i < r->config.nodes_max; i++) {
+        const rt_node *n = &r->nodes[i];
+        if (i == decode || !n->used || !n->known || strncmp(n->info.node, of->node, KVF_NAME_MAX) != 0) continue;
+        rt_pair *p = rt_pair_of(r, i, decode);
+        if (p->rejected_epoch != d->info.epoch) {
+            p->rejected_before += p->rejected_now;
+            p->rejected_now = 0;
+            p->rejected_epoch = d->info.epoch;
+        }
+        p->rejected_now = KVF_MAX(p->rejected_now, of->frames);
+    }
+}
+
 void rt_node_on_status(kvf_router *r, uint32_t node, const kvf_node_stats *stats) {
     rt_node *n = &r->nodes[node];
     bool was_ready = rt_node_ready(r, n);
     kvf_role was_role = n->stats.role;
+    for (uint32_t i = 0; i < stats->rejected_count; i++) note_rejected(r, node, &stats->rejected[i]);
     n->stats = *stats;
+    n->stats.rejected = NULL; /* was borrowed */
+    n->stats.rejected_count = 0;
     /* Events may still be on their way when a status overtakes them in the node: only a lag without movement is a gap.
      */
     bool lags = n->events_synced && stats->events_next > n->events_next;

@@ -187,6 +187,8 @@ typedef struct {
     uint64_t page_ns; /* mean waiting for a page after computing, of late; 0: unknown */
     kvf_time_ns until_ns;
     uint64_t pages, bytes;
+    /* Frames that the decode node's process of this epoch has rejected, and those of its processes before. */
+    uint64_t rejected_epoch, rejected_now, rejected_before;
 } rt_pair;
 
 typedef struct {

@@ -34,6 +34,7 @@ bool kvf_router_pair_at(
         .decode_node = decode_node,
         .pages = pair->pages,
         .bytes = pair->bytes,
+        .frames_rejected = pair->rejected_before + pair->rejected_now,
         .failures = pair->failures,
         .why = pair->failures && pair->why ? pair->why : "",
         .ejected = pair->failures && pair->until_ns > now};

@@ -86,6 +86,7 @@ static void add_pairs(kvf_router_shell *s, whole_state *w, kvf_time_ns now) {
             m->transport = kvf_proto_text(transport_of(&w->seen[p], &w->seen[d]));
             m->pages_moved = pair.pages;
             m->bytes_moved = pair.bytes;
+            m->frames_rejected = pair.frames_rejected;
             snprintf(w->refused[at], KVF_TEXT_MAX, "%s", pair.refused[0] ? pair.refused : pair.ejected ? pair.why : "");
             m->refused = kvf_proto_text(w->refused[at]);
             w->pair_list[at] = m;

@@ -187,8 +187,10 @@ static void carry_page(rig *r, uint32_t from, const kvf_node_act *a) {
     kvf_page_header h = a->page.header;
     kvf_landing landing;
     h.crc = h.block * 131 + h.layer;
-    if (!r->hold_pages && kvf_node_on_page(r->node[1 - from], r->now, a->link, &h, &landing) == KVF_PAGE_ACCEPT)
-        kvf_node_on_landed(r->node[1 - from], r->now, &landing, true);
+    if (!r->hold_pages && kvf_node_on_page(r->node[1 - from], r->now, a->link, &h, &landing) == KVF_PAGE_ACCEPT) {
+        kvf_node_on_landed(r->node[1 - from], r->now, &landing, r->corrupt_pages == 0);
+        if (r->corrupt_pages) r->corrupt_pages--;
+    }
     kvf_node_on_page_sent(r->node[from], r->now, a->page.token, true, h.crc);
 }
 

@@ -42,6 +42,7 @@ typedef struct {
     kvf_step step[RIG_NODES];
     bool hold_steps; /* steps wait for rig_run_step */
     bool hold_pages; /* pages are lost on the wire while set */
+    uint32_t corrupt_pages; /* so many more arrive damaged */
     bool auto_ack;
     bool no_calls; /* calls fail, with vain_reason or PEER_LOST */
     kvf_status vain_reason;

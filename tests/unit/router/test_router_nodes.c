@@ -190,6 +190,62 @@ static void mismatch(void **state) {
     }
 }
 
+/* ---- frames that a decode node rejected ---- */
+
+static uint64_t rejected_by_pair(const bench *b, uint32_t prefill, uint32_t decode) {
+    kvf_router_pair pair;
+    assert_true(kvf_router_pair_at(b->r, b->now, prefill, decode, &pair));
+    return pair.frames_rejected;
+}
+
+static void tell_rejected(bench *b, uint32_t node, const char *peer, uint64_t frames) {
+    kvf_rejected of = {.frames = frames};
+    snprintf(of.node, sizeof of.node, "%s", peer);
+    kvf_nmsg m = {.kind = KVF_N_STATUS};
+    m.status = (kvf_node_stats){
+        .state = KVF_NODE_READY, .role = KVF_ROLE_DECODE, .events_next = 1, .rejected = &of, .rejected_count = 1};
+    bench_say(b, node, &m);
+    kvf_router_node view;
+    assert_true(kvf_router_node_at(b->r, b->now, node, &view));
+    assert_null(view.stats.rejected); /* it was the message's */
+    assert_int_equal(view.stats.rejected_count, 0);
+}
+
+static void rejected_frames_belong_to_a_pair(void **state) {
+    (void)state;
+    bench b;
+    opened(&b, false);
+    bench_node(&b, 0, KVF_ROLE_DECODE);
+    bench_node(&b, 1, KVF_ROLE_PREFILL);
+    tell_rejected(&b, 0, "n2", 7); /* not known yet */
+    bench_node(&b, 2, KVF_ROLE_PREFILL);
+    bench_node(&b, 3, KVF_ROLE_DECODE);
+    tell_rejected(&b, 0, "n1", 3);
+    tell_rejected(&b, 0, "n2", 8); /* the seven among them */
+    tell_rejected(&b, 0, "n1", 5);
+    tell_rejected(&b, 0, "n1", 5);
+    assert_int_equal(rejected_by_pair(&b, 1, 0), 5);
+    assert_int_equal(rejected_by_pair(&b, 2, 0), 8);
+    assert_int_equal(rejected_by_pair(&b, 1, 3), 0);
+    /* The decode node starts again and counts from nothing: the pair does not go back, and misses nothing. */
+    kvf_router_on_session_down(b.r, b.now, 0);
+    bench_up(&b, 0);
+    bench_welcome(&b, 0, "n0", KVF_ROLE_DECODE, 999, "f32");
+    assert_int_equal(rejected_by_pair(&b, 1, 0), 5);
+    tell_rejected(&b, 0, "n1", 2);
+    assert_int_equal(rejected_by_pair(&b, 1, 0), 7);
+    tell_rejected(&b, 0, "n1", 9);
+    assert_int_equal(rejected_by_pair(&b, 1, 0), 14);
+    assert_int_equal(rejected_by_pair(&b, 2, 0), 8);
+    /* A session of the same process does not count twice. */
+    kvf_router_on_session_down(b.r, b.now, 0);
+    bench_up(&b, 0);
+    bench_welcome(&b, 0, "n0", KVF_ROLE_DECODE, 999, "f32");
+    tell_rejected(&b, 0, "n1", 9);
+    assert_int_equal(rejected_by_pair(&b, 1, 0), 14);
+    bench_close(&b);
+}
+
 static void wrong_model(void **state) {
     (void)state;
     kvf_router_config c;
@@ -587,9 +643,9 @@ static void directory_full(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(strict_without_prefill),
         cmocka_unit_test(fallback_without_prefill), cmocka_unit_test(without_decode), cmocka_unit_test(hot_prefix),
-        cmocka_unit_test(spreads), cmocka_unit_test(mismatch), cmocka_unit_test(wrong_model),
-        cmocka_unit_test(comes_back), cmocka_unit_test(stays_away), cmocka_unit_test(silent),
-        cmocka_unit_test(answers_but_never_welcomes), cmocka_unit_test(silence_is_absence),
+        cmocka_unit_test(spreads), cmocka_unit_test(mismatch), cmocka_unit_test(rejected_frames_belong_to_a_pair),
+        cmocka_unit_test(wrong_model), cmocka_unit_test(comes_back), cmocka_unit_test(stays_away),
+        cmocka_unit_test(silent), cmocka_unit_test(answers_but_never_welcomes), cmocka_unit_test(silence_is_absence),
         cmocka_unit_test(process_is_gone), cmocka_unit_test(started_again), cmocka_unit_test(acknowledges),
         cmocka_unit_test(events_and_gaps), cmocka_unit_test(audit), cmocka_unit_test(salted_apart),
         cmocka_unit_test(directory_model), cmocka_unit_test(directory_full)};

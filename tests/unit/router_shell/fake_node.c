@@ -29,12 +29,22 @@ static kvf_node_stats stats_of(const fake_node *n) {
         .events_next = 1,
         .prefill_tokens = 100,
         .prefill_busy_ns = KVF_NS_PER_S,
-        .waste_ppm = 500000};
+        .waste_ppm = 500000,
+        .rejected = &n->rejected,
+        .rejected_count = n->rejected.frames ? 1 : 0};
 }
 
 static void say_status(fake_node *n) {
     kvf_nmsg m = {.kind = KVF_N_STATUS, .status = stats_of(n)};
     say(n, &m);
+}
+
+void fake_reject(fake_node *n, const char *peer, uint64_t frames) {
+    pthread_mutex_lock(&n->lock);
+    snprintf(n->rejected.node, sizeof n->rejected.node, "%s", peer);
+    n->rejected.frames = frames;
+    say_status(n);
+    pthread_mutex_unlock(&n->lock);
 }
 
 static void welcome(fake_node *n) {

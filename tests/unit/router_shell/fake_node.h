@@ -54,6 +54,7 @@ struct fake_node {
     kvf_node_state state;
     uint32_t hellos, reserves, prefills, cancels, finished_cancels, drains, undrains, flushes;
     bool dirty_audit, mute_audit;
+    kvf_rejected rejected;
     uint32_t deaths;
     uint64_t weights_hash_xor; /* another model */
 };
@@ -64,6 +65,7 @@ void fake_node_stop(fake_node *n);
 const char *fake_node_address(const fake_node *n);
 void fake_node_wait(fake_node *n, const uint32_t *counter, uint32_t at_least); /* fails the test after a minute */
 void fake_release(fake_node *n); /* ends what waits */
+void fake_reject(fake_node *n, const char *peer, uint64_t frames); /* tells the router so */
 /* Other threads are at work: */
 #define FAKE_SET(node, field, value)                                                                                   \
     do {                                                                                                               \

@@ -209,11 +209,16 @@ static void the_cluster_is_shown(void **state) {
     assert_int_equal(
         kvf_rpc_reader_open(c.admin, &kvferry__v1__cluster__descriptor, "WatchCluster", &w.base, 60000, &reader),
         KVF_OK);
-    for (int i = 0; i < 2; i++) {
+    fake_reject(&c.decode, "p0", 5);
+    uint64_t rejected = 0;
+    for (int i = 0; i < 2 || (rejected != 5 && i < 600); i++) {
         assert_int_equal(kvf_rpc_reader_next(reader, &message), KVF_OK);
-        assert_int_equal(((Kvferry__V1__ClusterState *)(void *)message)->n_nodes, 3);
+        m = (Kvferry__V1__ClusterState *)(void *)message;
+        assert_int_equal(m->n_nodes, 3);
+        rejected = m->pairs[0]->frames_rejected;
         kvf_rpc_message_free(message);
     }
+    assert_int_equal(rejected, 5);
     kvf_rpc_reader_close(reader);
     cluster_stop(&c);
 }

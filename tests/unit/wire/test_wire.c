@@ -79,6 +79,21 @@ static const char *ship_to_differs(const kvf_ship_to *a, const kvf_ship_to *b) {
     return NULL;
 }
 
+#define SAME_ITEMS(check, list, count)                                                                                 \
+    do {                                                                                                               \
+        if (a->count != b->count) return #count;                                                                       \
+        for (uint32_t i = 0; i < a->count; i++) {                                                                      \
+            const char *differs = check(&a->list[i], &b->list[i]);                                                     \
+            if (differs) return differs;                                                                               \
+        }                                                                                                              \
+    } while (0)
+
+static const char *rejected_differs(const kvf_rejected *a, const kvf_rejected *b) {
+    SAME(node);
+    SAME(frames);
+    return NULL;
+}
+
 static const char *stats_differ(const kvf_node_stats *a, const kvf_node_stats *b) {
     SAME(state);
     SAME(role);
@@ -108,6 +123,7 @@ static const char *stats_differ(const kvf_node_stats *a, const kvf_node_stats *b
     SAME(evictions);
     SAME(cache_hit_tokens);
     SAME(events_next);
+    SAME_ITEMS(rejected_differs, rejected, rejected_count);
     return NULL;
 }
 
@@ -139,15 +155,6 @@ static const char *info_differs(const kvf_node_info *a, const kvf_node_info *b) 
     SAME(identity.kv_type);
     return NULL;
 }
-
-#define SAME_ITEMS(check, list, count)                                                                                 \
-    do {                                                                                                               \
-        if (a->count != b->count) return #count;                                                                       \
-        for (uint32_t i = 0; i < a->count; i++) {                                                                      \
-            const char *differs = check(&a->list[i], &b->list[i]);                                                     \
-            if (differs) return differs;                                                                               \
-        }                                                                                                              \
-    } while (0)
 
 static const char *live_differs(const kvf_live *a, const kvf_live *b) {
     SAME(request);
@@ -456,6 +463,22 @@ static void n_item_sample(kvf_nmsg *m) {
     n_item(m);
 }
 
+static void n_rejected(kvf_nmsg *m) {
+    static const kvf_rejected many[KVF_REJECTED_MAX + 1] = {{"n", 1}};
+    m->status.rejected = many;
+    m->status.rejected_count = KVF_COUNT_OF(many);
+}
+static void n_rejected_node(kvf_nmsg *m) {
+    static const kvf_rejected nameless = {"", 1};
+    m->status.rejected = &nameless;
+    m->status.rejected_count = 1;
+}
+static void n_rejected_frames(kvf_nmsg *m) {
+    static const kvf_rejected none = {"n", 0};
+    m->status.rejected = &none;
+    m->status.rejected_count = 1;
+}
+
 static void refused_by_name(void **state) {
     (void)state;
     static const struct {
@@ -476,7 +499,9 @@ static void refused_by_name(void **state) {
     } node[] = {{KVF_N_STARTED, n_request, "request"}, {KVF_N_STARTED, n_attempt, "attempt"},
         {KVF_N_GRANTED, n_missing, "granted.missing"}, {KVF_N_REFUSED, n_reason, "refused.reason"},
         {KVF_N_REFUSED, n_reason_ok, "refused.reason"}, {KVF_N_FAILED, n_stage, "failed.stage"},
-        {KVF_N_STATUS, n_state, "stats.state"}, {KVF_N_WELCOME, n_role, "info.role"},
+        {KVF_N_STATUS, n_state, "stats.state"}, {KVF_N_STATUS, n_rejected, "stats.rejected:"},
+        {KVF_N_STATUS, n_rejected_node, "stats.rejected.node"},
+        {KVF_N_STATUS, n_rejected_frames, "stats.rejected.frames"}, {KVF_N_WELCOME, n_role, "info.role"},
         {KVF_N_WELCOME, n_node, "info.node"}, {KVF_N_SNAPSHOT, n_snapshot, "snapshot.events_next"},
         {KVF_N_EVENTS, n_events, "events.first"}, {KVF_N_PROMPT_LOGPROBS, n_samples, "prompt_logprobs.count"},
         {KVF_N_TOKENS, n_item_id, "tokens.items.request"}, {KVF_N_TOKENS, n_item_index, "tokens.items.index"},

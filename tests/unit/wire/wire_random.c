@@ -12,6 +12,7 @@ static struct {
     kvf_hash128 names[LIST_MAX];
     kvf_block_report reports[LIST_MAX];
     kvf_prefilling_item prefilling[LIST_MAX];
+    kvf_rejected rejected[KVF_REJECTED_MAX];
 } pool;
 
 /* Small and huge values alike. */
@@ -141,6 +142,12 @@ static void stats(kvf_rng *rng, kvf_node_stats *s) {
     s->role = (kvf_role)one_of(rng, KVF_ROLE_PREFILL, KVF_ROLE_DECODE);
     for (size_t i = 0; i < KVF_COUNT_OF(narrow); i++) *narrow[i] = any32(rng);
     for (size_t i = 0; i < KVF_COUNT_OF(wide); i++) *wide[i] = any(rng);
+    s->rejected_count = flip(rng) ? 0 : below(rng, KVF_REJECTED_MAX + 1);
+    s->rejected = pool.rejected;
+    for (uint32_t i = 0; i < s->rejected_count; i++) {
+        text(rng, pool.rejected[i].node, sizeof pool.rejected[i].node, false);
+        pool.rejected[i].frames = any(rng) | 1;
+    }
 }
 
 static void info(kvf_rng *rng, kvf_node_info *i) {

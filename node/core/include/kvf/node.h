@@ -155,7 +155,7 @@ typedef struct {
 /* link_has_room: see kvf_tx_next. */
 bool kvf_node_next(kvf_node *n, bool (*link_has_room)(void *self, kvf_link_id link), void *self, kvf_node_act *act);
 
-void kvf_node_get_stats(const kvf_node *n, kvf_node_stats *out);
+void kvf_node_get_stats(const kvf_node *n, kvf_node_stats *out); /* its list is borrowed until the next call */
 void kvf_node_get_counts(const kvf_node *n, kvf_kv_counts *kv, kvf_rx_counts *rx);
 kvf_status kvf_node_audit(const kvf_node *n, kvf_error *err);
 kvf_kv *kvf_node_kv(kvf_node *n); /* for reports and the simulator's checks */

@@ -145,6 +145,14 @@ typedef struct {
     uint32_t attempt, position, count;
 } kvf_prefilling_item;
 
+#define KVF_REJECTED_MAX 64 /* peers that one status tells of */
+
+/* Page frames that came from this peer and were dropped, since the process started. */
+typedef struct {
+    char node[KVF_NAME_MAX];
+    uint64_t frames; /* not 0 */
+} kvf_rejected;
+
 typedef struct {
     kvf_node_state state;
     kvf_role role;
@@ -158,6 +166,8 @@ typedef struct {
     uint64_t pages_sent, bytes_sent, pages_received, bytes_received, frames_rejected;
     uint64_t preemptions, cancels, evictions, cache_hit_tokens;
     uint64_t events_next; /* number the next block event will get */
+    const kvf_rejected *rejected; /* frames_rejected by peer, as far as peers are known; borrowed like a message */
+    uint32_t rejected_count;
 } kvf_node_stats;
 
 /* All that pairing compares; a mismatch names the field and both values. */

@@ -221,7 +221,7 @@ typedef struct {
     bool session; /* up and welcomed */
     bool ready; /* gets new work */
     const kvf_node_info *info; /* NULL before the first Welcome; valid until the next event */
-    kvf_node_stats stats; /* last reported */
+    kvf_node_stats stats; /* last reported, without its list: see kvf_router_pair */
     kvf_time_ns silent_ns; /* since it last said something; 0 before the first Welcome */
     uint32_t legs; /* parts of requests that this router has there */
     uint64_t directory_blocks;
@@ -233,6 +233,7 @@ bool kvf_router_node_at(
 typedef struct {
     uint32_t prefill_node, decode_node;
     uint64_t pages, bytes;
+    uint64_t frames_rejected; /* by the decode node, all its processes that this router has met */
     uint32_t failures; /* in a row */
     bool ejected; /* avoided now */
     const char *why; /* it was ejected last; static text, "" while it works */
