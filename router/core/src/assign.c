@@ -111,8 +111,8 @@ static uint64_t decode_cost(const kvf_router *r, const rt_seq *s, const rt_node 
 }
 
 static uint64_t prefill_cost(const kvf_router *r, const rt_seq *s, const rt_node *n, uint32_t cached) {
-    uint64_t waiting = KVF_MAX(n->stats.waiting_tokens, n->prefill_load);
-    return work_tokens(r, s) - cached + waiting + (uint64_t)n->prefilling * r->config.running_charge_tokens;
+    return work_tokens(r, s) - cached + n->prefill_load + n->others_load +
+           (uint64_t)n->prefilling * r->config.running_charge_tokens;
 }
 
 typedef uint64_t (*cost_fn)(const kvf_router *r, const rt_seq *s, const rt_node *n, uint32_t cached);

@@ -378,6 +378,7 @@ void rt_node_on_status(kvf_router *r, uint32_t node, const kvf_node_stats *stats
     n->stats = *stats;
     n->stats.rejected = NULL; /* was borrowed */
     n->stats.rejected_count = 0;
+    n->others_load = stats->waiting_tokens - KVF_MIN(stats->waiting_tokens, n->prefill_load);
     /* Events may still be on their way when a status overtakes them in the node: only a lag without movement is a gap.
      */
     bool lags = n->events_synced && stats->events_next > n->events_next;

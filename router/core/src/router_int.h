@@ -176,6 +176,8 @@ typedef struct {
     bool full; /* its last answer to a Reserve was Queued or "not now" */
     uint32_t reserving, queued, decoding, prefilling; /* legs of this router there */
     uint64_t prefill_load;
+    uint64_t others_load; /* tokens that wait there for other routers, as of its last report: that report is too old to
+                             say anything of our own */
 } rt_node;
 
 typedef struct {

@@ -133,6 +133,7 @@ static void log_message(rig *r, uint32_t node, const kvf_nmsg *m) {
     case KVF_N_LOCAL: e->cached_tokens = m->local.cached_tokens; break;
     case KVF_N_REFUSED:
         e->reason = m->refused.reason;
+        e->retry_after_ns = m->refused.retry_after_ns;
         memcpy(e->field, m->refused.field, sizeof e->field);
         memcpy(e->text, m->refused.text, sizeof e->text);
         break;
@@ -315,6 +316,20 @@ uint32_t rig_output(const rig *r, kvf_request_id id, uint32_t index, uint32_t *o
         *end = e->end;
     }
     return count;
+}
+
+void rig_expect_output(
+    rig *r, kvf_request_id id, uint32_t choice, const uint32_t *tokens, uint32_t count, uint32_t length) {
+    uint32_t got[1024], known[1024];
+    kvf_end end;
+    memcpy(known, tokens, sizeof *tokens * count);
+    assert_int_equal(rig_output(r, id, choice, got, &end), length);
+    for (uint32_t i = 0; i < length; i++) {
+        uint32_t want = rig_next_token(known, count + i, choice);
+        assert_int_equal(got[i], want);
+        known[count + i] = want;
+    }
+    assert_int_equal(end, KVF_END_LENGTH);
 }
 
 void rig_check_audit(rig *r) {

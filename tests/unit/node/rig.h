@@ -22,6 +22,7 @@ typedef struct {
     uint32_t missing[600], missing_count;
     uint32_t cached_tokens;
     kvf_status reason;
+    kvf_time_ns retry_after_ns; /* REFUSED */
     char field[32], text[KVF_TEXT_MAX];
     bool retryable;
     uint32_t position, token, index;
@@ -73,6 +74,9 @@ rig_entry *rig_last(rig *r, uint32_t node, kvf_n_kind kind); /* NULL: none */
 uint32_t rig_count(const rig *r, uint32_t node, kvf_n_kind kind);
 /* Tokens of a choice in order of position, first mention only. Returns the count; *end of the last. */
 uint32_t rig_output(const rig *r, kvf_request_id id, uint32_t index, uint32_t *out, kvf_end *end);
+/* Asserts that the choice made `length` tokens, those of an undisturbed engine. */
+void rig_expect_output(
+    rig *r, kvf_request_id id, uint32_t choice, const uint32_t *tokens, uint32_t count, uint32_t length);
 uint32_t rig_next_token(const uint32_t *tokens, uint32_t count, uint32_t choice);
 void rig_check_audit(rig *r);
 void rig_check_at_rest(rig *r);

@@ -1,6 +1,7 @@
 #include "bench.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 void bench_config(kvf_router_config *c) {
     kvf_router_config_defaults(c);
@@ -100,7 +101,8 @@ void bench_welcome(bench *b, uint32_t i, const char *name, kvf_role role, uint64
     info->role = role;
     info->identity = (kvf_identity){.weights_hash = {3, 4}, .block_tokens = 16, .layers = 2};
     snprintf(info->identity.numerics, sizeof info->identity.numerics, "%s", numerics);
-    m.welcome.stats = (kvf_node_stats){.state = KVF_NODE_READY, .role = role, .events_next = 1};
+    m.welcome.stats =
+        (kvf_node_stats){.state = KVF_NODE_READY, .role = role, .events_next = b->events_next ? b->events_next : 1};
     bench_say(b, i, &m);
 }
 
@@ -147,7 +149,8 @@ kvf_request_id bench_submit(bench *b, uint32_t prompt, uint32_t output, kvf_rout
 
 void bench_granted(bench *b, uint32_t i, const kvf_rmsg *reserve, uint32_t cached) {
     kvf_nmsg m = {.kind = KVF_N_GRANTED, .request = reserve->reserve.request, .attempt = reserve->reserve.attempt};
-    uint32_t missing[64], blocks = (reserve->reserve.tokens_count + 15) / 16, first = cached / 16;
+    uint32_t missing[128], blocks = (reserve->reserve.tokens_count + 15) / 16, first = cached / 16;
+    assert_true(blocks <= KVF_COUNT_OF(missing));
     for (uint32_t k = first; k < blocks; k++) missing[k - first] = k;
     m.granted.grant = 77;
     m.granted.secret[0] = 42;
@@ -244,4 +247,24 @@ kvf_router_counters bench_counters(const bench *b) {
     kvf_router_counters c;
     kvf_router_count(b->r, &c);
     return c;
+}
+
+void bench_names(const char *numerics, const uint32_t *tokens, uint32_t blocks, kvf_hash128 *names) {
+    uint64_t weights[2] = {3, 4};
+    uint8_t bytes[16];
+    kvf_put_le64(bytes, weights[0]);
+    kvf_put_le64(bytes + 8, weights[1]);
+    kvf_hash128 name = kvf_kv_root((kvf_span){bytes, 16}, (kvf_span){numerics, strlen(numerics)}, (kvf_span){NULL, 0});
+    for (uint32_t i = 0; i < blocks; i++) names[i] = name = kvf_kv_next(name, tokens + i * KVF_KV_BLOCK_TOKENS);
+}
+
+void bench_blocks(bench *b, uint32_t node, uint64_t first, bool stored, const kvf_hash128 *names, uint32_t count) {
+    kvf_block_event events[64];
+    assert_true(count <= KVF_COUNT_OF(events));
+    for (uint32_t i = 0; i < count; i++) events[i] = (kvf_block_event){stored, names[i]};
+    kvf_nmsg m = {.kind = KVF_N_EVENTS};
+    m.events.first = first;
+    m.events.events = events;
+    m.events.count = count;
+    bench_say(b, node, &m);
 }

@@ -14,7 +14,7 @@
 typedef struct {
     kvf_router_action a;
     kvf_rmsg m; /* of SEND; its tokens and lists are copied below */
-    uint32_t tokens[256];
+    uint32_t tokens[2048];
     uint32_t tokens_count;
     kvf_live live[16];
 } bench_action;
@@ -26,6 +26,7 @@ typedef struct {
     bench_action *actions;
     uint32_t count;
     uint64_t batch;
+    uint64_t events_next; /* what a Welcome says; 0: 1, a node with nothing cached */
 } bench;
 
 void bench_config(kvf_router_config *c);
@@ -65,4 +66,9 @@ uint32_t bench_count_sent(const bench *b, uint32_t node, kvf_r_kind kind);
 /* The one Reserve (Prefill) since the last forget; exactly one. */
 const bench_action *bench_one(const bench *b, kvf_r_kind kind);
 kvf_router_counters bench_counters(const bench *b);
+
+/* Names of the first `blocks` blocks of tokens, as a node with these numerics calls them; and a node's word that it has
+ * stored (or dropped) such blocks, at most 64. */
+void bench_names(const char *numerics, const uint32_t *tokens, uint32_t blocks, kvf_hash128 *names);
+void bench_blocks(bench *b, uint32_t node, uint64_t first, bool stored, const kvf_hash128 *names, uint32_t count);
 #endif

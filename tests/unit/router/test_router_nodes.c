@@ -86,26 +86,6 @@ static void without_decode(void **state) {
 
 /* ---- load ---- */
 
-static void hash_chain(const char *numerics, const uint32_t *tokens, uint32_t blocks, kvf_hash128 *names) {
-    uint64_t weights[2] = {3, 4};
-    uint8_t bytes[16];
-    kvf_put_le64(bytes, weights[0]);
-    kvf_put_le64(bytes + 8, weights[1]);
-    kvf_hash128 name = kvf_kv_root((kvf_span){bytes, 16}, (kvf_span){numerics, strlen(numerics)}, (kvf_span){NULL, 0});
-    for (uint32_t i = 0; i < blocks; i++) names[i] = name = kvf_kv_next(name, tokens + i * KVF_KV_BLOCK_TOKENS);
-}
-
-static void tell_blocks(
-    bench *b, uint32_t node, uint64_t first, bool stored, const kvf_hash128 *names, uint32_t count) {
-    kvf_block_event events[16];
-    for (uint32_t i = 0; i < count; i++) events[i] = (kvf_block_event){stored, names[i]};
-    kvf_nmsg m = {.kind = KVF_N_EVENTS};
-    m.events.first = first;
-    m.events.events = events;
-    m.events.count = count;
-    bench_say(b, node, &m);
-}
-
 static void hot_prefix(void **state) { /* SC-05 */
     (void)state;
     bench b;
@@ -114,8 +94,8 @@ static void hot_prefix(void **state) { /* SC-05 */
     for (uint32_t i = 1; i <= 3; i++) bench_node(&b, i, KVF_ROLE_PREFILL);
     kvf_hash128 names[9];
     kvf_router_request in = bench_request(150, 5, KVF_ROUTER_ALWAYS);
-    hash_chain("f32", in.tokens, 9, names);
-    tell_blocks(&b, 1, 1, true, names, 9);
+    bench_names("f32", in.tokens, 9, names);
+    bench_blocks(&b, 1, 1, true, names, 9);
     uint32_t share[4] = {0};
     for (int i = 0; i < 90; i++) {
         kvf_request_id id;
@@ -124,7 +104,7 @@ static void hot_prefix(void **state) { /* SC-05 */
         assert_int_equal(bench_try(&b, in, &id, &why), KVF_OK);
         bench_granted(&b, 0, &bench_one(&b, KVF_R_RESERVE)->m, 0);
         uint32_t node = bench_one(&b, KVF_R_PREFILL)->a.node;
-        if (share[node]++ == 0 && node != 1) tell_blocks(&b, node, 1, true, names, 9); /* it has computed it */
+        if (share[node]++ == 0 && node != 1) bench_blocks(&b, node, 1, true, names, 9); /* it has computed it */
         if (i < 3) assert_int_equal(share[1], i + 1); /* the first go where the prefix is */
     }
     for (uint32_t i = 1; i <= 3; i++) assert_true(share[i] >= 25 && share[i] <= 54); /* nobody idle, nobody over 60 % */
@@ -435,8 +415,8 @@ static void started_again(void **state) {
     bench_node(&b, 0, KVF_ROLE_DECODE);
     kvf_router_request in = bench_request(40, 5, KVF_ROUTER_NEVER);
     kvf_hash128 names[2];
-    hash_chain("f32", in.tokens, 2, names);
-    tell_blocks(&b, 0, 1, true, names, 2);
+    bench_names("f32", in.tokens, 2, names);
+    bench_blocks(&b, 0, 1, true, names, 2);
     bench_submit(&b, 40, 5, KVF_ROUTER_NEVER);
     bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
     bench_local(&b, 0, &reserve.m);
@@ -483,16 +463,16 @@ static void events_and_gaps(void **state) {
     bench_node(&b, 1, KVF_ROLE_DECODE);
     kvf_hash128 names[8];
     kvf_router_request in = bench_request(140, 5, KVF_ROUTER_NEVER);
-    hash_chain("f32", in.tokens, 8, names);
+    bench_names("f32", in.tokens, 8, names);
     bench_forget(&b);
-    tell_blocks(&b, 0, 1, true, names, 3);
-    tell_blocks(&b, 0, 2, true, names + 1, 4); /* says two again */
+    bench_blocks(&b, 0, 1, true, names, 3);
+    bench_blocks(&b, 0, 2, true, names + 1, 4); /* says two again */
     assert_int_equal(bench_counters(&b).directory_entries, 5);
     bench_submit(&b, 140, 5, KVF_ROUTER_NEVER);
     assert_int_equal(bench_one(&b, KVF_R_RESERVE)->a.node, 0); /* where 80 tokens are */
-    tell_blocks(&b, 0, 9, true, names + 6, 1); /* three are missing */
+    bench_blocks(&b, 0, 9, true, names + 6, 1); /* three are missing */
     assert_int_equal(bench_count_sent(&b, 0, KVF_R_SNAPSHOT), 1);
-    tell_blocks(&b, 0, 10, true, names + 7, 1); /* the snapshot will hold it */
+    bench_blocks(&b, 0, 10, true, names + 7, 1); /* the snapshot will hold it */
     kvf_nmsg m = {.kind = KVF_N_SNAPSHOT};
     m.snapshot.events_next = 11;
     m.snapshot.names = names + 2;
@@ -508,7 +488,7 @@ static void events_and_gaps(void **state) {
     kvf_router_node view;
     assert_true(kvf_router_node_at(b.r, b.now, 0, &view));
     assert_int_equal(view.directory_blocks, 6);
-    tell_blocks(&b, 0, 11, false, names + 2, 1);
+    bench_blocks(&b, 0, 11, false, names + 2, 1);
     assert_int_equal(bench_counters(&b).directory_entries, 5);
     bench_close(&b);
 }
@@ -520,8 +500,8 @@ static void audit(void **state) {
     bench_node(&b, 0, KVF_ROLE_DECODE);
     kvf_hash128 names[4];
     kvf_router_request in = bench_request(70, 5, KVF_ROUTER_NEVER);
-    hash_chain("f32", in.tokens, 4, names);
-    tell_blocks(&b, 0, 1, true, names, 3);
+    bench_names("f32", in.tokens, 4, names);
+    bench_blocks(&b, 0, 1, true, names, 3);
     bench_forget(&b);
     assert_int_equal(kvf_router_audit(b.r, b.now, 0, 99), KVF_OK);
     assert_int_equal(kvf_router_audit(b.r, b.now, 7, 99), KVF_ERR_NOT_FOUND);
@@ -557,8 +537,8 @@ static void salted_apart(void **state) { /* KV-03 */
     bench_node(&b, 1, KVF_ROLE_DECODE);
     kvf_hash128 names[8];
     kvf_router_request in = bench_request(140, 5, KVF_ROUTER_NEVER);
-    hash_chain("f32", in.tokens, 8, names);
-    tell_blocks(&b, 1, 1, true, names, 8);
+    bench_names("f32", in.tokens, 8, names);
+    bench_blocks(&b, 1, 1, true, names, 8);
     in.salt.lo = 1; /* equal tokens, other salt: no node has it, so that turns are taken */
     uint32_t share[2] = {0};
     for (int i = 0; i < 4; i++) {
