@@ -99,7 +99,8 @@ template <int DIM> static __global__ void __launch_bounds__(WARPS * 32) decode_s
         attend<DIM>(k, q, min((int)PAGE, (int)(context - page * PAGE)), a.scale * KVF_LOG2_E, &m, out, lane);
         if (KVF_PLANT != 3) __syncwarp(); /* all have read it: it may be filled again */
         int next = page + STAGES * WARPS;
-        if (next < end) fetch<DIM>(a, (__half *)k, table[KVF_PLANT == 4 ? begin : next], head, context - next * PAGE, lane);
+        if (next < end)
+            fetch<DIM>(a, (__half *)k, table[KVF_PLANT == 4 ? begin : next], head, context - next * PAGE, lane);
         kvf_copy_commit();
     }
     kvf_copy_wait<0>();
