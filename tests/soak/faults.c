@@ -92,6 +92,7 @@ static void kill_member(cluster *c, uint32_t i) {
 }
 
 static void freeze_member(cluster *c, uint32_t i) {
+    if (i >= NODES) outage_begin(&c->outages[i - NODES], false);
     kill(c->m[i].p.pid, SIGSTOP);
     leave(c, &c->m[i], FROZEN, 100, cluster_roll(c, 2) ? 1000 : 8000);
 }
@@ -279,6 +280,7 @@ static void mend(cluster *c, uint32_t i, bool now_please) {
     switch (m->state) {
     case FROZEN:
         kill(m->p.pid, SIGCONT);
+        if (i >= NODES) outage_thaw(&c->outages[i - NODES]);
         m->state = UP;
         break;
     case DOWN: start_again(c, i); break;

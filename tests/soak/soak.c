@@ -77,6 +77,15 @@ void outage_end(outages *o) {
     pthread_mutex_unlock(&o->lock);
 }
 
+void outage_thaw(outages *o) {
+    enum { CLIENTS_BEAR_MS = 4500 };
+    pthread_mutex_lock(&o->lock);
+    bool borne = o->count && e2e_now_ns() - o->item[o->count - 1].from_ns < CLIENTS_BEAR_MS * 1000000ull;
+    if (borne) o->count--;
+    pthread_mutex_unlock(&o->lock);
+    if (!borne) outage_end(o);
+}
+
 bool outage_excuses(outages *o, uint64_t from_ns, uint64_t to_ns, bool begun) {
     bool excused = false;
     pthread_mutex_lock(&o->lock);

@@ -39,6 +39,9 @@ typedef struct {
 } outages;
 void outage_begin(outages *o, bool graceful);
 void outage_end(outages *o); /* the router is ready: connections of clients may take a moment more */
+/* It was frozen and goes on. Clients give a silent connection up after 5 s (keepalive): a shorter freeze was no outage.
+ */
+void outage_thaw(outages *o);
 /* Whether UNAVAILABLE may be the end of a request of this time; begun: something had come. */
 bool outage_excuses(outages *o, uint64_t from_ns, uint64_t to_ns, bool begun);
 
