@@ -44,6 +44,11 @@ void front_fault_of_refusal(fault *f, const kvf_refusal *why) {
     f->retry_after_ms = kvf_div_up(why->retry_after_ns, KVF_NS_PER_MS);
 }
 
+void front_fault_draining(fault *f, uint64_t retry_after_ms) {
+    front_fault_set(f, KVF_RPC_UNAVAILABLE, "DRAINING", NULL, "this router is shutting down");
+    f->retry_after_ms = retry_after_ms;
+}
+
 void front_fault_send(kvf_rpc_call *call, const fault *f) {
     kvf_rpc_details details = {
         .reason = f->reason, .field = f->field[0] ? f->field : NULL, .retry_after_ms = f->retry_after_ms};

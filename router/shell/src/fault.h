@@ -19,5 +19,7 @@ bool front_fault_set(fault *f, kvf_rpc_code code, const char *reason, const char
     KVF_PRINTF(5, 6);
 /* What the core says of a request: its refusals and failures. */
 void front_fault_of_refusal(fault *f, const kvf_refusal *why);
+/* This router is shutting down; another may serve. */
+void front_fault_draining(fault *f, uint64_t retry_after_ms);
 void front_fault_send(kvf_rpc_call *call, const fault *f);
 #endif

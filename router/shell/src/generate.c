@@ -81,8 +81,7 @@ static void run_prepare(worker_job *job) {
 
 static void refuse_draining(front_request *r) {
     fault f;
-    front_fault_set(&f, KVF_RPC_UNAVAILABLE, "DRAINING", NULL, "this router is shutting down");
-    f.retry_after_ms = KVF_MAX(r->shell->config.retry_after_ns / KVF_NS_PER_MS, 1u);
+    front_fault_draining(&f, KVF_MAX(r->shell->config.retry_after_ns / KVF_NS_PER_MS, 1u));
     front_fault_send(r->call, &f);
     give_up(r);
 }

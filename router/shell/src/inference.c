@@ -23,8 +23,7 @@ static void text_call_free(worker_job *job) {
 
 static void refuse_draining(worker_job *job) {
     fault f;
-    front_fault_set(&f, KVF_RPC_UNAVAILABLE, "DRAINING", NULL, "this router is shutting down");
-    f.retry_after_ms = 100;
+    front_fault_draining(&f, 100);
     front_fault_send(of_job(job)->call, &f);
     text_call_free(job);
 }
