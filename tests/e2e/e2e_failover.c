@@ -44,19 +44,6 @@ static bool waits_for(moment when, const e2e_answer *got) {
 }
 
 typedef struct {
-    fixture *f;
-    const char *node;
-    uint64_t pages;
-} landing;
-
-static bool a_page_has_landed(void *self) {
-    landing *l = self;
-    e2e_counters now;
-    e2e_node_counters(&l->f->k.router[0], l->node, &now);
-    return now.pages_received > l->pages;
-}
-
-typedef struct {
     e2e_parts *k;
     const char *node;
 } state_of;
@@ -92,8 +79,7 @@ static void one_case(fixture *f, moment when, bool prefill, int signal) {
     kvf_rpc_reader *reader = e2e_open(c, &f->ask);
     while (waits_for(when, &got) && next(reader, &got)) continue;
     if (when != BEFORE_RESERVE) {
-        landing l = {.f = f, .node = got.decode_node};
-        if (when == MID_TRANSFER) e2e_until("a page lands", a_page_has_landed, &l);
+        if (when == MID_TRANSFER) e2e_page_lands(c, got.decode_node, e2e_pages_received(c, got.decode_node));
         victim = e2e_part_find(&f->k, prefill ? got.prefill_node : got.decode_node);
         kill(victim->process.pid, signal);
     }

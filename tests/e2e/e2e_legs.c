@@ -40,27 +40,13 @@ static void stop(fixture *f) {
     free(f);
 }
 
-typedef struct {
-    fixture *f;
-    const char *node;
-    uint64_t pages;
-} landing;
-
-static bool a_page_has_landed(void *self) {
-    landing *l = self;
-    e2e_counters now;
-    e2e_node_counters(&l->f->k.router[0], l->node, &now);
-    return now.pages_received > l->pages;
-}
-
 /* A request whose pages are on their way. */
 static kvf_rpc_reader *open_request(fixture *f) {
-    e2e_counters before;
-    e2e_node_counters(&f->k.router[0], "d0", &before);
+    uint64_t before = e2e_pages_received(&f->k.router[0], "d0");
     snprintf(f->salt, sizeof f->salt, "%u", f->salts++); /* nothing of it is cached */
     f->ask.salt = f->salt;
     kvf_rpc_reader *reader = e2e_open(&f->k.router[0], &f->ask);
-    e2e_until("a page lands", a_page_has_landed, &(landing){f, "d0", before.pages_received});
+    e2e_page_lands(&f->k.router[0], "d0", before);
     return reader;
 }
 

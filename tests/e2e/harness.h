@@ -160,6 +160,8 @@ typedef struct {
         prefill_tokens, decode_tokens;
 } e2e_counters;
 void e2e_node_counters(e2e_cluster *c, const char *node, e2e_counters *out);
+uint64_t e2e_pages_received(e2e_cluster *c, const char *node);
+void e2e_page_lands(e2e_cluster *c, const char *node, uint64_t before); /* waits for more pages than `before` */
 
 /* ---- /proc ---- */
 

@@ -237,3 +237,24 @@ void e2e_node_counters(e2e_cluster *c, const char *node, e2e_counters *out) {
     pthread_mutex_destroy(&p.lock);
     if (!known) fail_msg("node %s says nothing of itself", node);
 }
+
+uint64_t e2e_pages_received(e2e_cluster *c, const char *node) {
+    e2e_counters now;
+    e2e_node_counters(c, node, &now);
+    return now.pages_received;
+}
+
+typedef struct {
+    e2e_cluster *c;
+    const char *node;
+    uint64_t before;
+} landing;
+
+static bool a_page_has_landed(void *self) {
+    const landing *l = self;
+    return e2e_pages_received(l->c, l->node) > l->before;
+}
+
+void e2e_page_lands(e2e_cluster *c, const char *node, uint64_t before) {
+    e2e_until("a page lands", a_page_has_landed, &(landing){c, node, before});
+}
