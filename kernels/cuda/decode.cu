@@ -138,9 +138,7 @@ size_t kvf_cuda_decode_partial_floats(uint32_t sequences, uint32_t heads, uint32
 
 template <int DIM> static void launch(const kvf_cuda_decode &a, void *stream) {
     uint32_t splits = splits_of(a.context_max);
-#ifdef __CUDACC__
-    cudaFuncSetAttribute(decode_split<DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)layout<DIM>::shared);
-#endif
+    KVF_ALLOW_SHARED(decode_split<DIM>, layout<DIM>::shared);
     KVF_LAUNCH(
         decode_split<DIM>, dim3(splits, a.kv_heads, a.sequences), dim3(WARPS * 32), layout<DIM>::shared, stream, a);
     KVF_LAUNCH(decode_fold, dim3(a.heads, a.sequences), dim3(DIM), 0, stream, a, splits);

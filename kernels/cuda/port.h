@@ -22,6 +22,10 @@
     extern __shared__ __align__(128) unsigned char kvf_shared_block[];                                                 \
     type *name = (type *)kvf_shared_block
 #define KVF_DEVICE static __device__ __forceinline__
+#define KVF_BOTH static __host__ __device__ __forceinline__
+/* More dynamic shared memory than 48 KiB has to be asked for. */
+#define KVF_ALLOW_SHARED(kernel, bytes)                                                                                \
+    ((void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)))
 
 KVF_DEVICE uint32_t kvf_shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 

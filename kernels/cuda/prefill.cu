@@ -89,9 +89,7 @@ template <int DIM> static __global__ void __launch_bounds__(WARPS * 32) prefill_
 }
 
 template <int DIM> static void launch(const kvf_cuda_prefill &a, void *stream) {
-#ifdef __CUDACC__
-    cudaFuncSetAttribute(prefill_tile<DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)layout<DIM>::shared);
-#endif
+    KVF_ALLOW_SHARED(prefill_tile<DIM>, layout<DIM>::shared);
     dim3 grid((a.tokens_max + QUERIES - 1) / QUERIES, a.heads, a.runs_count);
     KVF_LAUNCH(prefill_tile<DIM>, grid, dim3(WARPS * 32), layout<DIM>::shared, stream, a);
 }

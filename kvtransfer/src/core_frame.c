@@ -317,13 +317,17 @@ kvf_status kvf_frame_decode(kvf_span bytes, kvf_page_name *names, kvf_frame *out
     return r.ok && r.at == r.end ? KVF_OK : KVF_ERR_FORMAT;
 }
 
+uint32_t kvf_page_seed(const kvf_page_header *h, uint64_t receiver_epoch) {
+    uint8_t name[24];
+    kvf_put_le64(name, h->grant);
+    kvf_put_le32(name + 8, h->block);
+    kvf_put_le32(name + 12, h->layer);
+    kvf_put_le64(name + 16, receiver_epoch);
+    return kvf_crc32c(0, name, sizeof name);
+}
+
 uint32_t kvf_page_crc(const kvf_page_header *h, uint64_t receiver_epoch, const void *bytes) {
-    uint8_t seed[24];
-    kvf_put_le64(seed, h->grant);
-    kvf_put_le32(seed + 8, h->block);
-    kvf_put_le32(seed + 12, h->layer);
-    kvf_put_le64(seed + 16, receiver_epoch);
-    return kvf_crc32c(kvf_crc32c(0, seed, sizeof seed), bytes, h->len_bytes);
+    return kvf_crc32c(kvf_page_seed(h, receiver_epoch), bytes, h->len_bytes);
 }
 
 uint64_t kvf_page_digest(uint32_t block, uint32_t layer, uint32_t crc) {

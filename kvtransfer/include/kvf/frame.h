@@ -111,6 +111,8 @@ kvf_status kvf_frame_measure(const uint8_t *head, uint32_t page_bytes_max, kvf_f
  * is not to be used. */
 kvf_status kvf_frame_decode(kvf_span bytes, kvf_page_name *names, kvf_frame *out);
 
+/* What the bytes' CRC-32C goes on from: a device makes the rest where the page is. */
+uint32_t kvf_page_seed(const kvf_page_header *h, uint64_t receiver_epoch);
 uint32_t kvf_page_crc(const kvf_page_header *h, uint64_t receiver_epoch, const void *bytes);
 uint64_t kvf_page_digest(uint32_t block, uint32_t layer, uint32_t crc);
 void kvf_grant_proof(const uint8_t secret[16], const uint8_t nonce[16], uint64_t grant, kvf_request_id request,

@@ -22,6 +22,8 @@
 #define gridDim (kvf_emu::now.grid)
 
 #define KVF_DEVICE static inline
+#define KVF_BOTH static inline
+#define KVF_ALLOW_SHARED(kernel, bytes) ((void)0)
 #define KVF_SHARED(type, name) type *name = (type *)(void *)kvf_emu::now.shared
 /* The stream is for the fake runtime, which queues launches; without it a launch is over when it returns. */
 #ifndef KVF_LAUNCH

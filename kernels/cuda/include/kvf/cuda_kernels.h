@@ -17,6 +17,14 @@ extern "C" {
 
 typedef uint16_t kvf_half_bits; /* IEEE binary16 */
 
+/* What K and V are kept in. F8: e4m3, each head of each position with a scale of its own, a power of two as f16; after
+ * V the page goes on with the scales of K [kv_heads][16] and of V. The value is exactly code * scale. */
+typedef enum { KVF_CUDA_CELL_F16, KVF_CUDA_CELL_F8 } kvf_cuda_cell;
+static inline size_t kvf_cuda_page_bytes(uint32_t kv_heads, uint32_t head_dim, kvf_cuda_cell cell) {
+    size_t rows = (size_t)2 * kv_heads * 16;
+    return cell == KVF_CUDA_CELL_F16 ? rows * head_dim * 2 : rows * (head_dim + 2);
+}
+
 #define KVF_CUDA_GROUP_MAX 16 /* query heads that share a key head */
 #define KVF_CUDA_SPLIT 256 /* positions of one partial result of decode attention */
 
