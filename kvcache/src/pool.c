@@ -47,6 +47,8 @@ kvf_kv *kvf_kv_init(void *memory, const kvf_kv_config *config) {
     kvf_arena arena = {.base = memory, .size_bytes = kvf_kv_size(config), .zeroed = true};
     kvf_kv *kv = kv_layout(&arena, config);
     for (uint64_t i = 0; i <= kv->bucket_mask; i++) kv->buckets[i] = KVF_KV_NO_BLOCK;
+    /* It is all written once, sooner or later: now, so that memory does not grow while events come. */
+    memset(kv->events, 0, sizeof *kv->events * config->events_max);
     kv->free_top = kv->lru_first = kv->lru_last = KVF_KV_NO_BLOCK;
     for (uint32_t i = config->blocks; i-- > 0;) { /* block 0 is taken first */
         kv->blocks[i].generation = 1;

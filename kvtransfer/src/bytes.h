@@ -1,5 +1,6 @@
 /* bytes.h - a ring of bytes with a power-of-two size: private staging of sockets and of the loopback, and the copying
- * half of the shared-memory ring. head and tail count bytes since the start; head - tail <= size always. */
+ * half of the shared-memory ring. head and tail count bytes since the ring was last empty; head - tail <= size always.
+ * An empty ring begins again at its first byte, so that little traffic touches little of it. */
 #ifndef KVF_XFER_BYTES_H
 #define KVF_XFER_BYTES_H
 #include "kvf/base.h"
@@ -50,6 +51,7 @@ static inline void bytes_peek(const bytes_ring *r, size_t at, void *to, size_t l
 static inline void bytes_consume(bytes_ring *r, size_t len_bytes) {
     KVF_ASSERT(len_bytes <= bytes_used(r));
     r->tail += len_bytes;
+    if (r->tail == r->head) r->head = r->tail = 0;
 }
 /* The free (or used) part as one or two pieces for a system call. */
 static inline int bytes_pieces(const bytes_ring *r, bool used, struct iovec v[2]) {

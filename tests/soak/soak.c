@@ -137,6 +137,7 @@ static void prepare(soak *s) {
 static void execute(soak *s) {
     uint64_t start = e2e_now_ns(), total = s->o.seconds * 1000000000ull;
     uint64_t calm_ns = KVF_MAX(total / 4, KVF_MIN(total / 3, (uint64_t)CALM_LEAST_S * 1000000000u));
+    if (s->o.calm) calm_ns = KVF_MIN(s->o.calm * 1000000000ull, total);
     load_start(s->l);
     storm(s, start + total - calm_ns);
     journal_say(&s->journal, "no more faults");
@@ -206,13 +207,14 @@ static int parse(int argc, char **argv, options *o) {
     static const struct option names[] = {{"seconds", required_argument, NULL, 's'},
         {"seed", required_argument, NULL, 'e'}, {"report", required_argument, NULL, 'r'},
         {"log", required_argument, NULL, 'l'}, {"rate", required_argument, NULL, 'q'},
-        {"attempts", required_argument, NULL, 'a'}, {NULL, 0, NULL, 0}};
+        {"attempts", required_argument, NULL, 'a'}, {"calm", required_argument, NULL, 'c'}, {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (c) {
         case 's': o->seconds = (uint32_t)strtoul(optarg, NULL, 10); break;
         case 'e': o->seed = strtoull(optarg, NULL, 10); break;
         case 'r': o->report = optarg; break;
         case 'l': o->log = optarg; break;
         case 'q': o->rate = strtod(optarg, NULL); break;
+        case 'c': o->calm = (uint32_t)strtoul(optarg, NULL, 10); break;
         case 'a': o->attempts = (uint32_t)strtoul(optarg, NULL, 10); break;
         default: return usage();
         }

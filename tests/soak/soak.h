@@ -176,7 +176,7 @@ void measure_destroy(measure *m);
 /* ---- one soak ---- */
 
 typedef struct {
-    uint32_t seconds, attempts;
+    uint32_t seconds, calm, attempts; /* calm 0: a quarter of seconds */
     double rate;
     uint64_t seed;
     const char *report, *log;

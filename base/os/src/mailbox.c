@@ -65,6 +65,7 @@ void *kvf_mailbox_take(kvf_mailbox *m) {
         message = m->ring[m->head];
         m->head = (m->head + 1) % m->capacity;
         if (--m->count == 0) {
+            m->head = 0; /* an empty ring begins again: few messages at a time touch few of its pages */
             uint64_t drained;
             ssize_t n = read(m->fd, &drained, sizeof drained);
             (void)n;

@@ -212,6 +212,15 @@ static kvf_status open_engine(kvf_worker *w, kvf_error *err) {
     return status;
 }
 
+/* Block events kept for routers. Who missed more than the pool has blocks is served better by a snapshot of their names
+ * than by what happened to them. */
+static uint32_t events_kept(uint32_t blocks) {
+    enum { LEAST = 1024, MOST = 65536 };
+    uint32_t events = LEAST;
+    while (events < MOST && events / 2 < blocks) events *= 2;
+    return events;
+}
+
 static void configure_core(kvf_worker *w, const kvf_tokenizer_info *tok) {
     const kvf_worker_options *o = &w->options;
     const kvf_model_spec *spec = kvf_model_get_spec(w->model);
@@ -233,7 +242,7 @@ static void configure_core(kvf_worker *w, const kvf_tokenizer_info *tok) {
         .links_max = 256,
         .sampling_bytes_max = sizeof(kvf_sampling),
         .expected_output = o->expected_output,
-        .events_max = 65536,
+        .events_max = events_kept((uint32_t)(o->kv_memory_bytes / block_bytes)),
         .relink_ttl_ns = KVF_MIN(KVF_NS_PER_S, o->grant_ttl_ns / 3),
         .grant_ttl_ns = o->grant_ttl_ns,
         .hold_ttl_ns = o->hold_ttl_ns,

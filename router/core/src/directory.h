@@ -2,8 +2,9 @@
  * of nodes and is rebuilt from their snapshots; once events have drained it equals the nodes' truth (I8), as long as
  * names found room.
  *
- * Open addressing with linear probing, at most half full; a name nobody holds leaves the table (by shifting back, no
- * tombstones). */
+ * `places` is a hash table with linear probing, at most half full: 1 + the index of an entry, 0 where there is none. A
+ * name that nobody holds leaves it (by shifting back, no tombstones). Entries are dense, those given back are taken
+ * first: only the small table is touched all over, and it is so from the start. */
 #ifndef KVF_ROUTER_DIRECTORY_H
 #define KVF_ROUTER_DIRECTORY_H
 #include "kvf/arena.h"
@@ -13,13 +14,14 @@
 
 typedef struct {
     kvf_hash128 name;
-    uint64_t nodes; /* bit per node; 0: free place */
+    uint64_t nodes; /* bit per node; 0: free, and name.lo is 1 + the next free entry */
     uint64_t seen; /* bit per node whose running snapshot has named it */
 } rt_dir_entry;
 
 typedef struct {
-    rt_dir_entry *entries;
-    uint32_t places_mask, count, count_max;
+    uint32_t *places;
+    rt_dir_entry *entries; /* [0, entries_end) are or were in use */
+    uint32_t places_mask, entries_end, entries_free, count, count_max; /* entries_free: 1 + the first; 0: none */
     uint64_t dropped; /* names that found no room, over all */
     uint64_t incomplete; /* nodes of which a name found no room since their last snapshot or clear */
     uint64_t held[RT_DIRECTORY_NODES]; /* names per node */

@@ -9,6 +9,8 @@ kvf_status front_timelines_init(timelines *t, uint32_t capacity) {
     *t = (timelines){.capacity = KVF_MAX(capacity, 1u)};
     t->ring = calloc(t->capacity, sizeof *t->ring);
     if (!t->ring) return KVF_ERR_NO_MEMORY;
+    /* Touched now, as it will be anyway: memory does not grow with the first requests. */
+    for (uint32_t i = 0; i < t->capacity; i++) t->ring[i].choices = 1;
     pthread_mutex_init(&t->lock, NULL);
     return KVF_OK;
 }

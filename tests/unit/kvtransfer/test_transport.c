@@ -13,6 +13,7 @@
 #include <unistd.h>
 #include "kvf/rng.h"
 #include "kvf/transport.h"
+#include "bytes.h"
 #include "loop.h"
 #include "shm_ring.h"
 #include "stores.h"
@@ -503,6 +504,24 @@ static int setup(void **state) {
     tls = store_of(&folder, "d1", "ca");
     return 0;
 }
+static void an_empty_ring_begins_again(void **state) {
+    enum { SIZE = 4096, PIECE = 100 };
+    bytes_ring r;
+    uint8_t in[PIECE], out[PIECE];
+    memset(in, 7, sizeof in);
+    assert_true(bytes_init(&r, SIZE));
+    memset(r.data, 0, SIZE);
+    for (int i = 0; i < 100; i++) {
+        bytes_put(&r, in, PIECE);
+        bytes_peek(&r, 0, out, PIECE);
+        assert_memory_equal(in, out, PIECE);
+        bytes_consume(&r, PIECE);
+    }
+    assert_int_equal(r.data[PIECE - 1], 7);
+    assert_int_equal(r.data[PIECE], 0); /* never touched */
+    bytes_fini(&r);
+}
+
 static int teardown(void **state) {
     kvf_tls_store_close(tls);
     certs_close(&folder);
@@ -512,6 +531,7 @@ static int teardown(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_keep_their_order),
+        cmocka_unit_test(an_empty_ring_begins_again),
         cmocka_unit_test(a_slow_reader_holds_the_writer_back),
         cmocka_unit_test(the_end_is_told_once_after_the_last_bytes),
         cmocka_unit_test(a_connection_may_be_closed_from_any_callback),

@@ -602,6 +602,7 @@ static void directory_model(void **state) {
                 assert_int_equal(rt_directory_find(&d, name) >> node & 1, model[node][n]);
         }
         assert_int_equal(d.dropped, 0);
+        assert_true(d.entries_end <= 256); /* entries that are free again are taken before new ones */
     }
 }
 
@@ -618,6 +619,9 @@ static void directory_full(void **state) {
     rt_directory_clear(&d, 2);
     assert_int_equal(d.count, 0);
     assert_int_equal(d.incomplete, 0);
+    for (uint64_t i = 0; i < 8; i++) rt_directory_add(&d, 1, (kvf_hash128){i, i});
+    assert_int_equal(d.entries_end, 8);
+    assert_int_equal(d.dropped, 4);
 }
 
 int main(void) {
