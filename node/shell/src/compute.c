@@ -1,5 +1,4 @@
 #include "compute.h"
-#include "kvf/sampler.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -18,15 +17,15 @@ struct compute {
     _Atomic kvf_time_ns moved_ns; /* when the running step began or finished a layer; KVF_TIME_NEVER: none runs */
     /* results of the last step, written by the engine thread while RUNNING */
     kvf_step_result result;
-    kvf_step_sample *samples;
-    kvf_sample *sample_values;
+    kvf_step_sample *samples; /* [samples_max] */
+    kvf_sample *sample_values; /* [samples_max] */
     kvf_step_scores *scores;
     kvf_sample *score_values; /* [rows_max] */
-    uint32_t scored_rows;
-    /* workspace */
+    /* what the backend is asked for */
     kvf_engine_run *runs;
-    float *logits;
-    void *scratch;
+    kvf_backend_sample *sample_wants; /* [samples_max] */
+    kvf_backend_score *score_wants; /* [rows_max] */
+    uint32_t score_wants_count;
 };
 
 static void on_layer(void *self, uint32_t layer) {
@@ -50,74 +49,94 @@ static kvf_end end_of(const kvf_sample_input *in, uint32_t token) {
     return among(in->sampling->stop_ids, in->sampling->stop_ids_count, token) ? KVF_END_STOP_ID : KVF_END_NONE;
 }
 
-static void sample_run(compute *c, uint32_t run_index, const float *logits) {
+/* `row`: of the run's last logits. */
+static void want_samples(compute *c, uint32_t run_index, uint32_t row) {
     const kvf_step_run *run = &c->step.runs[run_index];
     const kvf_sampling *sampling = run->sampling.data;
     KVF_ASSERT(run->sampling.len_bytes == sizeof *sampling);
-    bool want = sampling->want_logprobs || sampling->top_logprobs;
     for (uint32_t i = 0; i < run->samples; i++) {
         uint32_t at = c->result.samples_count++;
-        kvf_sample *value = &c->sample_values[at];
-        kvf_sample_input in = {.sampling = sampling,
-            .logits = logits,
-            .vocab = c->o.vocab,
-            .vocab_used = c->o.vocab_used,
-            .tokens = run->tokens,
-            .tokens_count = run->tokens_count,
-            .prompt_count = run->prompt_count,
-            .choice = run->choice_first + i,
-            .end_ids = c->o.end_ids,
-            .end_ids_count = c->o.end_ids_count};
-        kvf_sample_token(&in, c->scratch, value);
-        c->samples[at] = (kvf_step_sample){.run = run_index,
-            .choice = run->choice_first + i,
-            .token = value->chosen.token,
-            .end = end_of(&in, value->chosen.token),
-            .sample = {value, want ? sizeof *value : 0}};
+        c->sample_wants[at] = (kvf_backend_sample){.row = row,
+            .input = {.sampling = sampling,
+                .vocab = c->o.backend->spec->vocab,
+                .vocab_used = c->o.vocab_used,
+                .tokens = run->tokens,
+                .tokens_count = run->tokens_count,
+                .prompt_count = run->prompt_count,
+                .choice = run->choice_first + i,
+                .end_ids = c->o.end_ids,
+                .end_ids_count = c->o.end_ids_count},
+            .out = &c->sample_values[at]};
+        c->samples[at] = (kvf_step_sample){.run = run_index, .choice = run->choice_first + i};
     }
 }
 
 /* Row i of a scoring run predicts the token after it; the last row's next token is known only inside the prompt. */
-static void score_run(compute *c, uint32_t run_index, const float *logits) {
+static void want_scores(compute *c, uint32_t run_index, uint32_t first_row) {
     const kvf_step_run *run = &c->step.runs[run_index];
     kvf_step_scores *out = &c->scores[c->result.scores_count++];
-    kvf_sample *values = c->score_values + c->scored_rows;
-    c->scored_rows += run->count;
+    kvf_sample *values = c->score_values + c->score_wants_count;
     *out = (kvf_step_scores){.run = run_index, .start = run->position + 1, .samples = {values, 0}};
     for (uint32_t i = 0; i < run->count && run->position + i + 1 < run->tokens_count; i++) {
-        kvf_sample_score(logits + (size_t)i * c->o.vocab, c->o.vocab, c->o.vocab_used,
-            run->tokens[run->position + i + 1], run->score - 1, &values[i]);
+        c->score_wants[c->score_wants_count++] = (kvf_backend_score){.row = first_row + i,
+            .vocab_used = c->o.vocab_used,
+            .token = run->tokens[run->position + i + 1],
+            .top = run->score - 1,
+            .out = &values[i]};
         out->count++;
     }
     out->samples.len_bytes = sizeof *values * out->count;
 }
 
-static void run_step(compute *c) {
-    const kvf_step *step = &c->step;
-    kvf_time_ns begin = kvf_os_now_ns();
-    c->result = (kvf_step_result){.samples = c->samples, .scores = c->scores};
-    c->scored_rows = 0;
-    for (uint32_t i = 0; i < step->copies_count; i++)
-        kvf_engine_copy_block(c->o.engine, step->copies[i].to, step->copies[i].from, step->copies[i].tokens);
-    for (uint32_t i = 0; i < step->runs_count; i++) {
-        const kvf_step_run *r = &step->runs[i];
+static void lay_out(compute *c) {
+    c->score_wants_count = 0;
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < c->step.runs_count; i++) {
+        const kvf_step_run *r = &c->step.runs[i];
+        uint32_t rows = rows_of(r);
         c->runs[i] = (kvf_engine_run){.tokens = r->tokens + r->position,
             .count = r->count,
             .position = r->position,
             .blocks = r->blocks,
-            .logit_rows = rows_of(r)};
+            .logit_rows = rows};
+        if (r->score) want_scores(c, i, row);
+        if (r->samples) want_samples(c, i, row + rows - 1);
+        row += rows;
     }
-    kvf_engine_step es = {
-        .runs = c->runs, .runs_count = step->runs_count, .logits = c->logits, .on_layer = on_layer, .self = c};
-    if (step->runs_count) c->result.status = kvf_engine_run_step(c->o.engine, &es);
-    const float *logits = c->logits;
-    for (uint32_t i = 0; i < step->runs_count && c->result.status == KVF_OK; i++) {
-        const kvf_step_run *r = &step->runs[i];
-        uint32_t rows = rows_of(r);
-        if (r->score) score_run(c, i, logits);
-        if (r->samples) sample_run(c, i, logits + (size_t)(rows - 1) * c->o.vocab);
-        logits += (size_t)rows * c->o.vocab;
+}
+
+static void take_samples(compute *c) {
+    for (uint32_t i = 0; i < c->result.samples_count; i++) {
+        const kvf_sample_input *in = &c->sample_wants[i].input;
+        kvf_sample *value = &c->sample_values[i];
+        bool want = in->sampling->want_logprobs || in->sampling->top_logprobs;
+        c->samples[i].token = value->chosen.token;
+        c->samples[i].end = end_of(in, value->chosen.token);
+        c->samples[i].sample = (kvf_span){value, want ? sizeof *value : 0};
     }
+}
+
+static void run_step(compute *c) {
+    const kvf_step *step = &c->step;
+    kvf_backend *b = c->o.backend;
+    kvf_time_ns begin = kvf_os_now_ns();
+    c->result = (kvf_step_result){.samples = c->samples, .scores = c->scores};
+    for (uint32_t i = 0; i < step->copies_count; i++)
+        b->ops->copy_block(b, step->copies[i].to, step->copies[i].from, step->copies[i].tokens);
+    lay_out(c);
+    kvf_backend_step bs = {.runs = c->runs,
+        .runs_count = step->runs_count,
+        .samples = c->sample_wants,
+        .samples_count = c->result.samples_count,
+        .scores = c->score_wants,
+        .scores_count = c->score_wants_count,
+        .on_layer = on_layer,
+        .self = c};
+    if (step->runs_count) c->result.status = b->ops->run_step(b, &bs);
+    if (c->result.status == KVF_OK)
+        take_samples(c);
+    else
+        c->result.samples_count = c->result.scores_count = 0;
     c->result.busy_ns = kvf_os_now_ns() - begin;
 }
 
@@ -162,11 +181,12 @@ kvf_status compute_create(const compute_options *options, compute **out) {
     c->scores = calloc(n, sizeof *c->scores);
     c->score_values = calloc(options->rows_max, sizeof *c->score_values);
     c->runs = calloc(n, sizeof *c->runs);
-    c->logits = aligned_alloc(64, kvf_align_up((size_t)options->rows_max * options->vocab * sizeof(float), 64));
-    c->scratch = aligned_alloc(64, kvf_align_up(kvf_sample_scratch_bytes(options->vocab), 64));
+    c->sample_wants = calloc(n, sizeof *c->sample_wants);
+    c->score_wants = calloc(options->rows_max, sizeof *c->score_wants);
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
-    bool ok = c->samples && c->sample_values && c->scores && c->score_values && c->runs && c->logits && c->scratch;
+    bool ok =
+        c->samples && c->sample_values && c->scores && c->score_values && c->runs && c->sample_wants && c->score_wants;
     if (ok && pthread_create(&c->thread, NULL, engine_thread, c) == 0) {
         *out = c;
         return KVF_OK;
@@ -192,8 +212,8 @@ void compute_destroy(compute *c) {
     free(c->scores);
     free(c->score_values);
     free(c->runs);
-    free(c->logits);
-    free(c->scratch);
+    free(c->sample_wants);
+    free(c->score_wants);
     free(c);
 }
 

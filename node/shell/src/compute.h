@@ -2,14 +2,14 @@
 #ifndef KVF_COMPUTE_H
 #define KVF_COMPUTE_H
 #include "hooks.h"
-#include "kvf/engine.h"
+#include "kvf/backend.h"
 #include "kvf/node.h"
 #include "kvf/os.h"
 
 typedef struct compute compute;
 typedef struct {
-    kvf_engine *engine;
-    uint32_t vocab, vocab_used;
+    kvf_backend *backend; /* kept */
+    uint32_t vocab_used;
     const uint32_t *end_ids; /* kept */
     uint32_t end_ids_count;
     uint32_t rows_max; /* rows of logits in one step */

@@ -54,7 +54,7 @@ static kvf_page_verdict on_page(
     kvf_worker *w = self;
     kvf_page_verdict verdict = kvf_node_on_page(w->core, kvf_os_now_ns(), link, header, landing);
     if (verdict == KVF_PAGE_ACCEPT)
-        *target = kvf_engine_page(w->engine, landing->layer, landing->block.index);
+        *target = w->backend->ops->page(w->backend, landing->layer, landing->block.index);
     else
         dropped(w, link, header->grant, "PAGE", kvf_page_verdict_text(verdict),
             verdict == KVF_PAGE_GONE || verdict == KVF_PAGE_DUPLICATE);
@@ -116,7 +116,7 @@ static void connect_peer(kvf_worker *w, const kvf_node_act *act) {
 
 static void send_page(kvf_worker *w, const kvf_node_act *act) {
     uint32_t crc = 0;
-    const void *page = kvf_engine_page(w->engine, act->page.header.layer, act->page.block.index);
+    const void *page = w->backend->ops->page(w->backend, act->page.header.layer, act->page.block.index);
     kvf_status status = kvf_endpoint_send_page(w->endpoint, act->link, &act->page.header, page, &crc);
     kvf_node_on_page_sent(w->core, kvf_os_now_ns(), act->page.token, status == KVF_OK, crc);
 }

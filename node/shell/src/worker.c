@@ -149,12 +149,12 @@ static void wake_core(void *self) {
 /* ------------------------------------------------------------------ making one */
 
 static uint32_t context_of(const kvf_worker *w) {
-    uint32_t model = kvf_model_get_spec(w->model)->context_max, wanted = w->options.context_max;
+    uint32_t model = w->backend->spec->context_max, wanted = w->options.context_max;
     return wanted && wanted < model ? wanted : model;
 }
 
 static void fill_identity(kvf_identity *id, const kvf_worker *w, const kvf_tokenizer_info *tok) {
-    const kvf_model_spec *s = kvf_model_get_spec(w->model);
+    const kvf_model_spec *s = w->backend->spec;
     *id = (kvf_identity){.wire_version = KVF_WIRE_VERSION,
         .block_tokens = KVF_BLOCK_TOKENS,
         .layers = s->layers,
@@ -162,54 +162,31 @@ static void fill_identity(kvf_identity *id, const kvf_worker *w, const kvf_token
         .kv_heads = s->kv_heads,
         .head_dim = s->head_dim,
         .vocab = s->vocab,
-        .page_bytes = (uint32_t)kvf_engine_page_bytes(w->engine),
+        .page_bytes = (uint32_t)w->backend->page_bytes,
         .context_max = context_of(w),
         .layout = 1,
         .rope_dims = s->rope_dims,
         .rope_style = (uint32_t)s->rope_style};
-    kvf_gguf_weights_hash(kvf_model_get_gguf(w->model), id->weights_hash);
+    kvf_gguf_weights_hash(w->backend->gguf, id->weights_hash);
     memcpy(id->tokenizer_hash, tok->hash, sizeof id->tokenizer_hash);
     memcpy(&id->rope_base_bits, &s->rope_base, sizeof id->rope_base_bits);
-    snprintf(id->numerics, sizeof id->numerics, "%s", kvf_engine_numerics(w->engine));
+    snprintf(id->numerics, sizeof id->numerics, "%s", w->backend->numerics);
     snprintf(id->kv_type, sizeof id->kv_type, "%s", w->options.kv_type == KVF_KV_F16 ? "f16" : "f32");
 }
 
-/* Touches the whole pool now: what --kv-memory promises is there, memory stays flat, and no page fault hits a step
- * later. A kernel without MADV_POPULATE_WRITE (before 5.14) does it as pages are used. */
-static void commit_pool(kvf_worker *w, uint32_t blocks) {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    for (uint32_t l = 0; l < kvf_model_get_spec(w->model)->layers; l++) {
-        uintptr_t first = (uintptr_t)kvf_engine_page(w->engine, l, 0);
-        uintptr_t end = (uintptr_t)kvf_engine_page(w->engine, l, blocks - 1) + kvf_engine_page_bytes(w->engine);
-        first = (first + page - 1) & ~(page - 1);
-        end &= ~(page - 1);
-        if (end > first && madvise((void *)first, end - first, MADV_POPULATE_WRITE) != 0) return;
-    }
-}
-
-static kvf_status open_engine(kvf_worker *w, kvf_error *err) {
+static kvf_status open_backend(kvf_worker *w, kvf_error *err) {
     const kvf_worker_options *o = &w->options;
-    kvf_model_options mo = {.precision = o->precision, .kernels = o->kernels, .threads = o->threads};
-    kvf_status status = kvf_model_open(o->model_path, &mo, &w->model, err);
-    if (status != KVF_OK) return status;
-    const kvf_model_spec *spec = kvf_model_get_spec(w->model);
-    uint64_t block_bytes =
-        kvf_model_page_elements(spec, KVF_BLOCK_TOKENS) * (o->kv_type == KVF_KV_F16 ? 2 : 4) * spec->layers;
-    uint64_t blocks = o->kv_memory_bytes / block_bytes;
-    if (blocks < 2 || blocks >= KVF_KV_NO_BLOCK)
-        return kvf_fail(err, KVF_ERR_INVALID,
-            "kv.memory: %" PRIu64 " bytes hold %" PRIu64 " blocks of %" PRIu64 " bytes, at least 2 are needed",
-            o->kv_memory_bytes, blocks, block_bytes);
-    kvf_engine_options eo = {.kv_type = o->kv_type,
-        .blocks = (uint32_t)blocks,
+    kvf_backend_options bo = {.model_path = o->model_path,
+        .precision = o->precision,
+        .kernels = o->kernels,
         .threads = o->threads,
         .pin_threads = o->pin_threads,
+        .kv_type = o->kv_type,
+        .kv_memory_bytes = o->kv_memory_bytes,
         .tokens_max = KVF_MAX(o->chunk_tokens, o->chunk_tokens_mixed) + o->sequences_max,
         .sequences_max = o->sequences_max,
         .logit_rows_max = o->sequences_max + SCORE_ROWS};
-    status = kvf_engine_create(w->model, &eo, &w->engine, err);
-    if (status == KVF_OK) commit_pool(w, (uint32_t)blocks);
-    return status;
+    return kvf_backend_open_cpu(&bo, &w->backend, err);
 }
 
 /* Block events kept for routers. Who missed more than the pool has blocks is served better by a snapshot of their names
@@ -223,12 +200,11 @@ static uint32_t events_kept(uint32_t blocks) {
 
 static void configure_core(kvf_worker *w, const kvf_tokenizer_info *tok) {
     const kvf_worker_options *o = &w->options;
-    const kvf_model_spec *spec = kvf_model_get_spec(w->model);
+    const kvf_model_spec *spec = w->backend->spec;
     kvf_node_config *c = &w->config;
-    uint64_t block_bytes = kvf_engine_page_bytes(w->engine) * spec->layers;
-    *c = (kvf_node_config){.blocks = (uint32_t)(o->kv_memory_bytes / block_bytes),
+    *c = (kvf_node_config){.blocks = w->backend->blocks,
         .layers = spec->layers,
-        .page_bytes = (uint32_t)kvf_engine_page_bytes(w->engine),
+        .page_bytes = (uint32_t)w->backend->page_bytes,
         .context_max = context_of(w),
         .requests_max = o->requests_max,
         .sequences_max = o->sequences_max * 2,
@@ -256,13 +232,13 @@ static void configure_core(kvf_worker *w, const kvf_tokenizer_info *tok) {
         .role = o->role,
         .host_id = kvf_os_host_id()};
     snprintf(c->info.node, sizeof c->info.node, "%s", w->name);
-    snprintf(c->info.backend, sizeof c->info.backend, "cpu %s, %u threads", kvf_model_kernels(w->model), o->threads);
+    snprintf(c->info.backend, sizeof c->info.backend, "%s", w->backend->what);
     fill_identity(&c->info.identity, w, tok);
 }
 
 static kvf_status read_tokenizer(kvf_worker *w, kvf_tokenizer_info *out, kvf_error *err) {
     kvf_tokenizer *t;
-    kvf_status status = kvf_tokenizer_create(kvf_model_get_gguf(w->model), &t, err);
+    kvf_status status = kvf_tokenizer_create(w->backend->gguf, &t, err);
     if (status != KVF_OK) return status;
     *out = *kvf_tokenizer_get_info(t);
     kvf_tokenizer_destroy(t);
@@ -302,9 +278,8 @@ static kvf_status make_loop(kvf_worker *w, kvf_error *err) {
 }
 
 static kvf_status make_compute(kvf_worker *w, const kvf_tokenizer_info *tok, kvf_error *err) {
-    const kvf_model_spec *spec = kvf_model_get_spec(w->model);
-    compute_options co = {.engine = w->engine,
-        .vocab = spec->vocab,
+    const kvf_model_spec *spec = w->backend->spec;
+    compute_options co = {.backend = w->backend,
         .vocab_used = KVF_MIN(spec->vocab, tok->vocab_size),
         .end_ids = w->end_ids,
         .end_ids_count = w->end_ids_count,
@@ -334,7 +309,7 @@ kvf_status kvf_worker_create(const kvf_worker_options *options, kvf_worker **out
     snprintf(w->name, sizeof w->name, "%s", options->name);
     hooks_read(&w->hooks);
     kvf_tokenizer_info tok;
-    kvf_status status = open_engine(w, err);
+    kvf_status status = open_backend(w, err);
     if (status == KVF_OK) status = read_tokenizer(w, &tok, err);
     if (status == KVF_OK) status = make_loop(w, err);
     if (status == KVF_OK) configure_core(w, &tok);
@@ -391,7 +366,6 @@ void kvf_worker_destroy(kvf_worker *w) {
     kvf_mailbox_destroy(w->inbox);
     if (w->wake_fd >= 0) close(w->wake_fd);
     if (w->core_memory) munmap(w->core_memory, w->core_bytes);
-    if (w->engine) kvf_engine_destroy(w->engine);
-    if (w->model) kvf_model_close(w->model);
+    kvf_backend_destroy(w->backend);
     free(w);
 }

@@ -37,8 +37,7 @@ typedef struct inbox_item {
 struct kvf_worker {
     kvf_worker_options options;
     char name[KVF_NAME_MAX];
-    kvf_model *model;
-    kvf_engine *engine;
+    kvf_backend *backend;
     compute *compute;
     void *core_memory;
     size_t core_bytes;

@@ -1,0 +1,18 @@
+/* What every backend must do, whatever computes: run by test_backend_cpu and by the CUDA backend on its fakes. */
+#ifndef TEST_BACKEND_CASES_H
+#define TEST_BACKEND_CASES_H
+#include "kvf/backend.h"
+
+typedef kvf_status (*backend_open_fn)(const kvf_backend_options *options, kvf_backend **out, kvf_error *err);
+typedef struct {
+    backend_open_fn open;
+    double logprob_tolerance; /* of a score against the CPU's exact precision */
+} backend_under_test;
+
+/* Each fails the running cmocka test at the first difference. `b` is what state points at. */
+void backend_gives_golden_tokens(const backend_under_test *b, const char *const *names, size_t names_count);
+void backend_batches_change_nothing(const backend_under_test *b);
+void backend_scores_agree_with_the_cpu(const backend_under_test *b);
+void backend_copies_a_part_of_a_block(const backend_under_test *b);
+void backend_refuses_what_it_cannot(const backend_under_test *b);
+#endif
