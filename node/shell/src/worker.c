@@ -218,7 +218,7 @@ static void configure_core(kvf_worker *w, const kvf_tokenizer_info *tok) {
         .links_max = 256,
         .sampling_bytes_max = sizeof(kvf_sampling),
         .expected_output = o->expected_output,
-        .events_max = events_kept((uint32_t)(o->kv_memory_bytes / block_bytes)),
+        .events_max = events_kept(w->backend->blocks),
         .relink_ttl_ns = KVF_MIN(KVF_NS_PER_S, o->grant_ttl_ns / 3),
         .grant_ttl_ns = o->grant_ttl_ns,
         .hold_ttl_ns = o->hold_ttl_ns,
