@@ -25,15 +25,34 @@
 #define KVF_BOTH static inline
 #define KVF_ALLOW_SHARED(kernel, bytes) ((void)0)
 #define KVF_SHARED(type, name) type *name = (type *)(void *)kvf_emu::now.shared
-/* The stream is for the fake runtime, which queues launches; without it a launch is over when it returns. */
-#ifndef KVF_LAUNCH
+/* With the fake runtime a launch is queued on its stream; without it a launch is over when it returns. */
+#ifdef KVF_EMU_STREAMS
+#include "fake_cuda.h"
+template <class F> static void kvf_emu_queue(dim3 grid, dim3 block, size_t shared_bytes, void *stream, F body) {
+    struct launch {
+        dim3 grid, block;
+        size_t shared_bytes;
+        F body;
+    };
+    auto run = [](void *p) {
+        launch *l = (launch *)p;
+        kvf_emu::launch(
+            l->grid, l->block, l->shared_bytes, [](void *q) { (*(F *)q)(); }, &l->body);
+    };
+    /* A refused launch is the runtime's to tell: cudaGetLastError. */
+    (void)fake_cuda_enqueue(
+        (kvf_cuda_stream)stream, run, [](void *p) { delete (launch *)p; }, new launch{grid, block, shared_bytes, body});
+}
 #define KVF_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                     \
-    ((void)(stream), kvf_emu_launch((grid), (block), (shared_bytes), [=] { kernel(__VA_ARGS__); }))
-#endif
+    kvf_emu_queue((grid), (block), (shared_bytes), (void *)(stream), [=] { kernel(__VA_ARGS__); })
+#else
 template <class F> static void kvf_emu_launch(dim3 grid, dim3 block, size_t shared_bytes, F body) {
     kvf_emu::launch(
         grid, block, shared_bytes, [](void *p) { (*(F *)p)(); }, &body);
 }
+#define KVF_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                     \
+    ((void)(stream), kvf_emu_launch((grid), (block), (shared_bytes), [=] { kernel(__VA_ARGS__); }))
+#endif
 
 /* The line is the place: two barriers on one line look like one. */
 #define KVF_EMU_SITE ((const void *)(uintptr_t)__LINE__)

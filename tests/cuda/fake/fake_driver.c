@@ -1,0 +1,27 @@
+/* fake_driver.c - the few functions of libcuda.so.1 that kvf/cuda_api.h names, over the fake runtime's settings. */
+#include "fake_cuda.h"
+#include <stdio.h>
+
+KVF_CUDA_DRIVER_FUNCTIONS(FAKE_API KVF_CUDA_INT_PROTOTYPE)
+
+int cuInit(unsigned flags) {
+    fake_cuda_settings s;
+    fake_cuda_get(&s);
+    return flags ? KVF_CUDA_INVALID_VALUE : s.devices ? 0 : KVF_CUDA_NO_DEVICE;
+}
+int cuDriverGetVersion(int *version) {
+    fake_cuda_settings s;
+    fake_cuda_get(&s);
+    *version = s.driver_number;
+    return 0;
+}
+int cuDeviceGet(int *device, int ordinal) {
+    fake_cuda_settings s;
+    fake_cuda_get(&s);
+    if (ordinal < 0 || ordinal >= (int)s.devices) return KVF_CUDA_INVALID_DEVICE;
+    *device = ordinal;
+    return 0;
+}
+int cuDeviceGetName(char *name, int room_bytes, int device) {
+    return snprintf(name, (size_t)room_bytes, "Fake %d", device) < room_bytes ? 0 : KVF_CUDA_INVALID_VALUE;
+}
