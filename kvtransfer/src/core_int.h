@@ -165,6 +165,7 @@ typedef struct {
     uint32_t sent_count;
     uint64_t digest;
     bool finished;
+    bool held; /* by the caller: no COMMIT yet */
     uint32_t payload_bytes;
     uint32_t rounds; /* MISSINGs heard */
     kvf_status result;

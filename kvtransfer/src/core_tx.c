@@ -204,6 +204,14 @@ void kvf_tx_finish(kvf_tx *tx, kvf_time_ns now, kvf_tx_id id, kvf_span payload) 
     if (payload.len_bytes) memcpy(h->payload, payload.data, payload.len_bytes);
 }
 
+void kvf_tx_hold(kvf_tx *tx, kvf_time_ns now, kvf_tx_id id, bool held) {
+    tx->now_ns = now;
+    tx_handoff *h = tx_find(tx, id);
+    if (!h || h->state == TX_ENDING) return;
+    h->held = held;
+    h->hold_from_ns = now;
+}
+
 void kvf_tx_cancel(kvf_tx *tx, kvf_time_ns now, kvf_tx_id id, kvf_status why) {
     KVF_ASSERT(why != KVF_OK);
     tx->now_ns = now;
@@ -320,7 +328,7 @@ void kvf_tx_on_link_down(kvf_tx *tx, kvf_time_ns now, kvf_link_id link) {
 }
 
 static kvf_time_ns tx_hold_until(const kvf_tx *tx, const tx_handoff *h) {
-    return h->finished ? time_after(h->hold_from_ns, tx->config.hold_ttl_ns) : KVF_TIME_NEVER;
+    return h->finished && !h->held ? time_after(h->hold_from_ns, tx->config.hold_ttl_ns) : KVF_TIME_NEVER;
 }
 
 void kvf_tx_on_time(kvf_tx *tx, kvf_time_ns now) {

@@ -88,7 +88,7 @@ static bool tx_give_page(kvf_tx *tx, tx_handoff *h, kvf_tx_act *act) {
 }
 
 static bool tx_commit_is_due(const kvf_tx *tx, const tx_handoff *h) {
-    return h->state == TX_MOVING && h->finished && h->due_count == 0 && h->moving_now == 0 &&
+    return h->state == TX_MOVING && h->finished && !h->held && h->due_count == 0 && h->moving_now == 0 &&
            h->sent_count == h->entries_count * tx->config.layers;
 }
 

@@ -7,8 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Prompt logprobs, unlike tokens, are lost with a session: those two kinds take a further attempt. */
-enum { CLIENTS = 6, PROMPT_LOGPROBS = 1 << 6 | 1 << 14 };
+enum { CLIENTS = 6 };
 
 static uint64_t seed_arg = 1;
 static uint32_t cuts_arg = 24;
@@ -19,7 +18,7 @@ typedef struct {
     e2e_clients clients;
 } fixture;
 
-static fixture *start(const char *transports, uint32_t not_kinds) {
+static fixture *start(const char *transports) {
     fixture *f = calloc(1, sizeof *f);
     assert_non_null(f);
     f->k = (e2e_parts){.model = E2E_TINY("llama-mha"),
@@ -29,7 +28,7 @@ static fixture *start(const char *transports, uint32_t not_kinds) {
         .wires = true};
     e2e_parts_start(&f->k, 2, 2, 1);
     e2e_kinds_make(&f->kinds, &f->k.router[0]);
-    e2e_clients_start(&f->clients, &f->kinds, &f->k.router[0], CLIENTS, seed_arg, not_kinds);
+    e2e_clients_start(&f->clients, &f->kinds, &f->k.router[0], CLIENTS, seed_arg);
     return f;
 }
 
@@ -54,7 +53,7 @@ static void some_more(fixture *f, uint32_t count) {
 /* Sessions between router and nodes. */
 static void sessions_blip(void **state) {
     (void)state;
-    fixture *f = start("--transports=shm,tcp", PROMPT_LOGPROBS);
+    fixture *f = start("--transports=shm,tcp");
     uint64_t r = seed_arg;
     for (uint32_t i = 0; i < cuts_arg; i++) {
         e2e_wire_cut(f->k.node[e2e_random(&r) % f->k.nodes].wire);
@@ -68,6 +67,7 @@ static void sessions_blip(void **state) {
     }
     some_more(f, 10);
     e2e_clients_all_well(&f->clients, "sessions cut and held");
+    assert_int_equal(f->clients.retried, 0); /* a blip costs nothing */
     stop(f);
 }
 
@@ -88,7 +88,7 @@ static bool is_ready(void *self) {
 /* A partition of one pair for longer than the limits: its work goes on elsewhere, and it comes back. */
 static void partitions_heal(void **state) {
     (void)state;
-    fixture *f = start("--transports=shm,tcp", 0);
+    fixture *f = start("--transports=shm,tcp");
     for (size_t i = 0; i < f->k.nodes; i += 2) {
         const char *node = f->k.node[i].id;
         e2e_wire_hold(f->k.node[i].wire, true);
@@ -103,7 +103,7 @@ static void partitions_heal(void **state) {
 
 /* Page connections between prefill and decode nodes. */
 static void links_blip(const char *transports) {
-    fixture *f = start(transports, 0);
+    fixture *f = start(transports);
     uint64_t r = seed_arg;
     uint32_t cut = 0;
     for (uint32_t i = 0; i < cuts_arg; i++) {
@@ -122,6 +122,7 @@ static void links_blip(const char *transports) {
     print_message("%u page connections cut\n", cut);
     assert_true(cut > 0);
     e2e_clients_all_well(&f->clients, transports);
+    assert_int_equal(f->clients.retried, 0); /* the hand-offs go on over the next connection */
     stop(f);
 }
 
@@ -143,7 +144,7 @@ static bool old_is_gone(void *self) {
 /* d0 freezes; a new process takes its name at another address; the old one thaws and is reached again. */
 static void the_replaced_one_ends(void **state) {
     (void)state;
-    fixture *f = start("--transports=shm,tcp", 0);
+    fixture *f = start("--transports=shm,tcp");
     e2e_part *d0 = e2e_part_find(&f->k, "d0"), new = *d0;
     some_more(f, 4);
     kill(d0->process.pid, SIGSTOP);

@@ -117,7 +117,7 @@ static void every_moment(void **state) {
     f->ask.seeded = f->ask.logprobs = true;
     f->ask.frequency = 0.3f;
     e2e_gen_ok(c, &f->ask, &f->want);
-    e2e_clients_start(clients, &f->kinds, c, CLIENTS, seed_arg, 0);
+    e2e_clients_start(clients, &f->kinds, c, CLIENTS, seed_arg);
     for (uint32_t round = 0; round < rounds_arg; round++)
         for (int when = 0; when < MOMENTS; when++)
             for (int i = 0; i < 4; i++) one_case(f, (moment)when, i & 1, i & 2 ? SIGSTOP : SIGKILL);

@@ -69,7 +69,7 @@ static void streams_of_the_other_go_on(void **state) {
     start(&k);
     fill(ids, KVF_COUNT_OF(ids), 9);
     e2e_kinds_make(kinds, &k.router[1]);
-    e2e_clients_start(clients, kinds, &k.router[1], 4, 3, 0);
+    e2e_clients_start(clients, kinds, &k.router[1], 4, 3);
     for (int round = 0; round < 3; round++) {
         open_streams(&s, &k.router[0], ids);
         /* Closing our channel first would cancel the streams: only the death shall end them. */

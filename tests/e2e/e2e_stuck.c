@@ -220,7 +220,7 @@ static void poison(void **state) {
     e2e_clients *clients = calloc(1, sizeof *clients);
     e2e_parts_start(&k, 2, 2, 1);
     e2e_kinds_make(kinds, &k.router[0]);
-    e2e_clients_start(clients, kinds, &k.router[0], INNOCENTS, 5, 0);
+    e2e_clients_start(clients, kinds, &k.router[0], INNOCENTS, 5);
     for (size_t i = 0; i < KVF_COUNT_OF(modes); i++) {
         uint32_t ids[200] = {0}, deaths = 0;
         e2e_ask a;

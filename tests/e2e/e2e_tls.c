@@ -68,7 +68,7 @@ static void tokens_are_those_of_a_cluster_in_the_open(void **state) {
     kvf_rpc_credentials credentials;
     start(&k, &credentials, 2, 2);
     e2e_clients *clients = calloc(1, sizeof *clients);
-    e2e_clients_start(clients, &kinds, &k.router[0], 4, 1, 0);
+    e2e_clients_start(clients, &kinds, &k.router[0], 4, 1);
     some_more(clients, 60);
     e2e_clients_all_well(clients, "under TLS");
     free(clients);
@@ -144,7 +144,7 @@ static void authority_and_certificates_change_under_streams(void **state) {
     char path[CERTS_PATH_MAX];
     start(&k, &credentials, 2, 2);
     e2e_clients *clients = calloc(1, sizeof *clients);
-    e2e_clients_start(clients, &kinds, &k.router[0], 3, 2, 0);
+    e2e_clients_start(clients, &kinds, &k.router[0], 3, 2);
     trust_both();
     for (size_t i = 0; i < k.nodes; i++) in_log(&k.node[i].process, "certificates have been read again");
     in_log(&k.router[0].serve, "certificates have been read again");

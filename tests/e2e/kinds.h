@@ -23,7 +23,6 @@ typedef struct {
     const e2e_kinds *kinds;
     e2e_cluster *c;
     uint64_t seed;
-    uint32_t not_kinds;
     pthread_t threads[16];
     uint32_t count;
     atomic_bool stop;
@@ -32,9 +31,7 @@ typedef struct {
     char first[700]; /* what went wrong first; under lock */
 } e2e_clients;
 
-/* not_kinds: bits of kinds that are not asked. */
-void e2e_clients_start(
-    e2e_clients *t, const e2e_kinds *kinds, e2e_cluster *c, uint32_t count, uint64_t seed, uint32_t not_kinds);
+void e2e_clients_start(e2e_clients *t, const e2e_kinds *kinds, e2e_cluster *c, uint32_t count, uint64_t seed);
 void e2e_clients_stop(e2e_clients *t); /* lets each finish its request */
 /* Stops them, prints the counts; fails the test where one answer failed or differed. */
 void e2e_clients_all_well(e2e_clients *t, const char *what);

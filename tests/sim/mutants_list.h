@@ -45,6 +45,7 @@
     {"node", &sim_mutant_node, 17, 200, "Failed where the sender has said why"},
     {"node", &sim_mutant_node, 18, 200, "salt not in the root"},
     {"node", &sim_mutant_node, 19, 2000, "scores go past the prompt"},
+    {"node", &sim_mutant_node, 20, 2000, "a hand-off committed before its prompt logprobs are acknowledged"},
     {"router", &sim_mutant_router, 1, 560, "words about another attempt believed"},
     {"router", &sim_mutant_router, 2, 200, "the decode node that is left gets no Cancel"},
     {"router", &sim_mutant_router, 3, 200, "a token said again is given again"},

@@ -181,8 +181,6 @@ static const char *not_excused(const sim *s, const sim_request *q, const kvf_ref
     }
     if (at_the_door && why->status == KVF_AGAIN)
         return s->plan->world.queue_max < 100 || s->plan->requests > 30 ? NULL : "no queue is full";
-    /* Not kept by the node for a session that comes back: a known flaw (docs/reliability.md). */
-    if (q->plan->logprobs && why->status == KVF_ERR_PEER_LOST && strstr(why->text, "prompt logprobs")) return NULL;
     if (suspect) return NULL;
     if (r->unserved != 0 && r->unserved >= q->submitted_at) return NULL; /* nobody was there for it */
     return "somebody was there to do it";

@@ -153,6 +153,8 @@ void kvf_tx_set_block(kvf_tx *tx, kvf_tx_id id, uint32_t logical, kvf_block_id b
 void kvf_tx_pages_ready(kvf_tx *tx, kvf_tx_id id, uint32_t first, uint32_t count, uint32_t layer);
 /* The prompt is computed: COMMIT follows the last page. payload is copied (<= KVF_FRAME_COMMIT_PAYLOAD_MAX). */
 void kvf_tx_finish(kvf_tx *tx, kvf_time_ns now, kvf_tx_id id, kvf_span payload);
+/* While it is held no COMMIT goes out, and its hold time does not run. */
+void kvf_tx_hold(kvf_tx *tx, kvf_time_ns now, kvf_tx_id id, bool held);
 void kvf_tx_cancel(kvf_tx *tx, kvf_time_ns now, kvf_tx_id id, kvf_status why);
 
 /* Once per PAGE action, also when its link has died. ok: the page's memory is no longer needed. crc as sent. */

@@ -33,13 +33,14 @@ static kvf_tx_config tx_config(const kvf_node_config *c) {
 
 /* One event can at most answer every request and every session; snapshots and reports come in parts. */
 static uint32_t acts_max(const kvf_node_config *c) {
-    return 4 * c->requests_max + 64 * c->sessions_max + c->blocks / 1024 + 64;
+    return 4 * c->requests_max + (64 + SCORE_RUNS_MAX) * c->sessions_max + c->blocks / 1024 + 64;
 }
 
 static size_t scratch_bytes(const kvf_node_config *c) {
     size_t tokens = (size_t)c->sessions_max * c->outbox_max * sizeof(kvf_token_item);
+    size_t scores = (size_t)c->sessions_max * SCORE_RUNS_MAX * SCORE_ROWS_MAX * KVF_SAMPLE_BYTES_MAX;
     size_t names = ((size_t)c->blocks + 8192) * sizeof(kvf_hash128) * c->sessions_max;
-    return tokens + names + ((size_t)4 << 20);
+    return tokens + scores + names + ((size_t)4 << 20);
 }
 
 static void lay_out_records(kvf_node *n, const kvf_node_config *c, kvf_arena *a) {
@@ -109,7 +110,7 @@ size_t kvf_node_size(const kvf_node_config *config) {
 kvf_node *kvf_node_init(void *memory, const kvf_node_config *config, kvf_time_ns now) {
     KVF_ASSERT(config->requests_max > 0 && config->sequences_max > 0 && config->sessions_max > 0);
     KVF_ASSERT(config->step_tokens_max >= config->step_sequences_max);
-    KVF_ASSERT(config->outbox_max >= 2 * config->sequences_max + config->step_sequences_max);
+    KVF_ASSERT(config->outbox_max >= 2 * config->sequences_max + config->step_sequences_max + SCORE_ROWS_MAX);
     kvf_arena a = {.base = memory, .size_bytes = kvf_node_size(config), .zeroed = true};
     kvf_node *n;
     lay_out(config, &a, &n);

@@ -12,7 +12,8 @@
  * booked room kept; 10 the last, partly filled page not shipped; 11 a page shipped before its layer is done; 12 a grant
  * not renewed while the prefill node queues; 13 a lower attempt followed; 14 landed pages kept though the prompt has
  * grown; 15 a lost router's requests kept; 16 a late Cancel hits the next attempt; 17 Failed where the sender has said
- * why; 18 salt not in the root; 19 scores go past the prompt. */
+ * why; 18 salt not in the root; 19 scores go past the prompt; 20 a hand-off committed before its scores are
+ * acknowledged. */
 #ifndef KVF_MUTANT
 #define KVF_MUTANT 0
 #endif
@@ -22,6 +23,7 @@
 #define SCORE_ROWS_MAX                                                                                                 \
     16 /* rows of logits a scoring run may ask for in one step: bounds the engine's logits memory                      \
         */
+#define SCORE_RUNS_MAX 32 /* results of scoring runs kept for a session: bounds the messages that say them again */
 #define BYPASS_MAX 16 /* reservations that may overtake a queue head that does not fit */
 
 typedef enum {
@@ -86,6 +88,7 @@ typedef struct {
     kvf_tx_id tx;
     bool tx_active;
     bool linked; /* it has had a link */
+    bool held; /* the commit waits until the router has the prompt logprobs */
     uint32_t relinks; /* links that broke under it */
     uint32_t link_slot; /* of `links` while waiting for the link */
     char peer[KVF_NAME_MAX];
@@ -103,12 +106,14 @@ typedef struct {
     uint64_t batch_next; /* number of the next token batch */
     bool prefilling_due; /* what the engine is at has changed */
     uint32_t prefilling_said; /* prompts that the last Prefilling named */
-    uint32_t out_head, out_count, out_sent; /* ring of token items; the first out_sent are in flight, unacknowledged */
+    uint32_t out_head, out_count, out_sent; /* ring of items; the first out_sent are in flight, unacknowledged */
+    uint32_t score_runs; /* results of scoring runs in it */
 } node_session;
 
 typedef struct {
     kvf_token_item item; /* sample.data points at sample */
     uint64_t batch; /* 0: not sent yet */
+    bool score, run_begins; /* score: the logprob of a prompt's position */
     uint8_t sample[KVF_SAMPLE_BYTES_MAX];
 } out_item;
 
@@ -201,7 +206,9 @@ void node_refuse(kvf_node *n, uint32_t session, const kvf_work *w, kvf_status re
     const char *text, kvf_time_ns retry_after);
 void node_emit_token(kvf_node *n, node_req *r, uint32_t choice, uint32_t position, uint32_t token, kvf_end end,
     bool repeated, kvf_span sample);
-void node_flush_tokens(kvf_node *n); /* one TOKENS per session that has unsent items */
+void node_emit_scores(kvf_node *n, node_req *r, uint32_t start, uint32_t count, kvf_span samples);
+bool node_scores_wait(const kvf_node *n, const node_req *r); /* not all are acknowledged */
+void node_flush_tokens(kvf_node *n); /* what is unsent: PROMPT_LOGPROBS, then one TOKENS per session */
 void node_resend_tokens(kvf_node *n, uint32_t session);
 void node_ack_tokens(kvf_node *n, uint32_t session, uint64_t number);
 bool node_outbox_full(const kvf_node *n, uint32_t session, uint32_t items);

@@ -139,14 +139,20 @@ bool node_outbox_full(const kvf_node *n, uint32_t session, uint32_t items) {
     return n->sessions[session].out_count + items > n->config.outbox_max;
 }
 
+static out_item *out_new(kvf_node *n, uint32_t session, const void *sample, size_t len_bytes) {
+    node_session *s = &n->sessions[session];
+    KVF_ASSERT(s->out_count < n->config.outbox_max); /* planning holds back a session whose outbox could overflow */
+    KVF_ASSERT(len_bytes <= KVF_SAMPLE_BYTES_MAX);
+    out_item *o = out_at(n, session, s->out_count++);
+    o->batch = 0;
+    o->score = o->run_begins = false;
+    if (len_bytes) memcpy(o->sample, sample, len_bytes);
+    return o;
+}
+
 void node_emit_token(kvf_node *n, node_req *r, uint32_t choice, uint32_t position, uint32_t token, kvf_end end,
     bool repeated, kvf_span sample) {
-    node_session *s = &n->sessions[r->session];
-    KVF_ASSERT(s->out_count < n->config.outbox_max); /* planning holds back a session whose outbox could overflow */
-    KVF_ASSERT(sample.len_bytes <= KVF_SAMPLE_BYTES_MAX);
-    out_item *o = out_at(n, r->session, s->out_count++);
-    o->batch = 0;
-    if (sample.len_bytes) memcpy(o->sample, sample.data, sample.len_bytes);
+    out_item *o = out_new(n, r->session, sample.data, sample.len_bytes);
     o->item = (kvf_token_item){.request = r->id,
         .attempt = r->attempt,
         .index = choice,
@@ -157,20 +163,82 @@ void node_emit_token(kvf_node *n, node_req *r, uint32_t choice, uint32_t positio
         .sample = {o->sample, sample.len_bytes}};
 }
 
+void node_emit_scores(kvf_node *n, node_req *r, uint32_t start, uint32_t count, kvf_span samples) {
+    size_t each = samples.len_bytes / count;
+    for (uint32_t i = 0; i < count; i++) {
+        out_item *o = out_new(n, r->session, (const uint8_t *)samples.data + each * i, each);
+        o->score = true;
+        o->run_begins = i == 0;
+        o->item = (kvf_token_item){
+            .request = r->id, .attempt = r->attempt, .position = start + i, .sample = {o->sample, each}};
+    }
+    n->sessions[r->session].score_runs++;
+}
+
+bool node_scores_wait(const kvf_node *n, const node_req *r) {
+    const node_session *s = &n->sessions[r->session];
+    for (uint32_t i = 0; i < s->out_count; i++) {
+        const out_item *o =
+            &n->outbox[(size_t)r->session * n->config.outbox_max + (s->out_head + i) % n->config.outbox_max];
+        if (o->score && o->item.attempt == r->attempt && kvf_request_id_equal(o->item.request, r->id)) return true;
+    }
+    return false;
+}
+
+/* One message for positions that follow each other. They go before the tokens: none of a request's is older than its
+ * prompt's scores. */
+static uint32_t flush_scores(kvf_node *n, uint32_t session) {
+    node_session *s = &n->sessions[session];
+    uint32_t said = 0;
+    size_t bytes = 0;
+    for (uint32_t i = s->out_sent; i < s->out_count; i++) {
+        const out_item *o = out_at(n, session, i);
+        if (o->score) bytes += o->item.sample.len_bytes;
+    }
+    if (bytes == 0) return 0;
+    uint8_t *data = node_scratch(n, bytes);
+    kvf_nmsg *m = NULL;
+    for (uint32_t i = s->out_sent; i < s->out_count; i++) {
+        out_item *o = out_at(n, session, i);
+        if (!o->score) continue;
+        const kvf_token_item *item = &o->item;
+        bool follows = m && kvf_request_id_equal(m->request, item->request) && m->attempt == item->attempt &&
+                       m->prompt_logprobs.start + m->prompt_logprobs.count == item->position;
+        if (!follows) {
+            m = node_msg(n, session, KVF_N_PROMPT_LOGPROBS);
+            m->request = item->request;
+            m->attempt = item->attempt;
+            m->prompt_logprobs.number = s->batch_next++;
+            m->prompt_logprobs.start = item->position;
+            m->prompt_logprobs.samples = (kvf_span){data, 0};
+        }
+        o->batch = m->prompt_logprobs.number;
+        memcpy(data, o->sample, item->sample.len_bytes);
+        data += item->sample.len_bytes;
+        m->prompt_logprobs.samples.len_bytes += item->sample.len_bytes;
+        m->prompt_logprobs.count++;
+        said++;
+    }
+    return said;
+}
+
 static void flush_session(kvf_node *n, uint32_t session) {
     node_session *s = &n->sessions[session];
-    uint32_t count = s->out_count - s->out_sent;
-    if (!s->up || count == 0) return;
-    kvf_token_item *items = node_scratch(n, sizeof *items * count);
-    for (uint32_t i = 0; i < count; i++) {
-        out_item *o = out_at(n, session, s->out_sent + i);
-        o->batch = s->batch_next;
-        items[i] = o->item;
+    if (!s->up || s->out_count == s->out_sent) return;
+    uint32_t count = s->out_count - s->out_sent - flush_scores(n, session), at = 0;
+    if (count) {
+        kvf_token_item *items = node_scratch(n, sizeof *items * count);
+        for (uint32_t i = s->out_sent; i < s->out_count; i++) {
+            out_item *o = out_at(n, session, i);
+            if (o->score) continue;
+            o->batch = s->batch_next;
+            items[at++] = o->item;
+        }
+        kvf_nmsg *m = node_msg(n, session, KVF_N_TOKENS);
+        m->tokens.number = s->batch_next++;
+        m->tokens.items = items;
+        m->tokens.count = count;
     }
-    kvf_nmsg *m = node_msg(n, session, KVF_N_TOKENS);
-    m->tokens.number = s->batch_next++;
-    m->tokens.items = items;
-    m->tokens.count = count;
     s->out_sent = s->out_count;
 }
 
@@ -185,9 +253,16 @@ void node_resend_tokens(kvf_node *n, uint32_t session) {
 void node_ack_tokens(kvf_node *n, uint32_t session, uint64_t number) {
     node_session *s = &n->sessions[session];
     while (s->out_sent > 0 && out_at(n, session, 0)->batch <= number + (MUTANT(5) ? 1u : 0u)) {
+        s->score_runs -= out_at(n, session, 0)->run_begins;
         s->out_count--;
         s->out_sent--;
         s->out_head = s->out_count ? (s->out_head + 1) % n->config.outbox_max : 0; /* as the ring of actions */
+    }
+    for (uint32_t i = 0; i < n->config.requests_max; i++) {
+        node_req *r = &n->reqs[i];
+        if (r->state == REQ_FREE || r->session != session || !r->held || node_scores_wait(n, r)) continue;
+        r->held = false;
+        kvf_tx_hold(n->tx, n->now, r->tx, false);
     }
 }
 
@@ -197,7 +272,10 @@ void node_drop_tokens(kvf_node *n, uint32_t session, kvf_request_id id) {
     uint32_t kept = 0, kept_sent = 0;
     for (uint32_t i = 0; i < s->out_count; i++) {
         out_item *from = out_at(n, session, i), *to = out_at(n, session, kept);
-        if (kvf_request_id_equal(from->item.request, id)) continue;
+        if (kvf_request_id_equal(from->item.request, id)) {
+            s->score_runs -= from->run_begins;
+            continue;
+        }
         if (i < s->out_sent) kept_sent++;
         if (to != from) {
             *to = *from;

@@ -17,7 +17,8 @@ static void drop_session(kvf_node *n, uint32_t session) {
         node_req *r = &n->reqs[i];
         if (r->state != REQ_FREE && !r->ending && r->session == session) node_release(n, r);
     }
-    n->sessions[session].out_head = n->sessions[session].out_count = n->sessions[session].out_sent = 0;
+    node_session *s = &n->sessions[session];
+    s->out_head = s->out_count = s->out_sent = s->score_runs = 0;
 }
 
 /* The same router on another connection: its requests and unacknowledged tokens move over. */

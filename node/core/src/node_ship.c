@@ -179,6 +179,9 @@ void node_start_shipping(kvf_node *n, node_req *r, const kvf_ship_to *to) {
 void node_ship_first(kvf_node *n, node_req *r, const kvf_step_sample *samples, uint32_t count) {
     node_req_set_state(r, REQ_SHIP);
     kvf_tx_finish(n->tx, n->now, r->tx, encode_first(n, samples, count));
+    /* Only this node has them: from the commit on nobody would compute them again, should it die. */
+    r->held = r->prompt_logprobs && node_scores_wait(n, r) && !MUTANT(20);
+    if (r->held) kvf_tx_hold(n->tx, n->now, r->tx, true);
 }
 
 /* Final pages of the running step: blocks that it fills, and the last one of a prompt. Layers come in order, so what

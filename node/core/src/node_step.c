@@ -142,7 +142,9 @@ static void add_chunk(kvf_node *n, node_req *r, uint32_t tokens, bool *scoring) 
         tokens = KVF_MIN(tokens, SCORE_ROWS_MAX);
     }
     bool last = s->computed + tokens == s->count;
-    if (last && !may_emit(n, r, r->n)) return;
+    uint32_t items = (last ? r->n : 0) + (r->prompt_logprobs ? tokens : 0);
+    if (r->prompt_logprobs && n->sessions[r->session].score_runs == SCORE_RUNS_MAX) return;
+    if (items && !may_emit(n, r, items)) return;
     *scoring |= r->prompt_logprobs != 0;
     while (s->blocks_count < kvf_div_up(s->computed + tokens, KVF_KV_BLOCK_TOKENS)) take_block(n, r, s);
     if (!r->computing_at) r->computing_at = n->now;
@@ -371,18 +373,13 @@ static void fail_runs(kvf_node *n, kvf_status status) {
 static void send_scores(kvf_node *n, const kvf_step_result *result) {
     for (uint32_t i = 0; i < result->scores_count; i++) {
         const kvf_step_scores *sc = &result->scores[i];
-        const node_req *r = req_of(n, &n->seqs[n->run_seq[sc->run]]);
+        node_req *r = req_of(n, &n->seqs[n->run_seq[sc->run]]);
         if (r->state == REQ_FREE || r->ending || sc->start >= r->prompt_count) continue;
         /* What follows the prompt was accepted in an earlier attempt: nobody asked for its scores. */
         uint32_t count = MUTANT(19) ? sc->count : KVF_MIN(sc->count, r->prompt_count - sc->start);
-        kvf_nmsg *m = count ? node_msg_req(n, r, KVF_N_PROMPT_LOGPROBS) : NULL;
-        if (!m) continue;
+        if (count == 0) continue;
         size_t bytes = sc->samples.len_bytes / sc->count * count;
-        void *copy = node_scratch(n, bytes);
-        memcpy(copy, sc->samples.data, bytes);
-        m->prompt_logprobs.start = sc->start;
-        m->prompt_logprobs.count = count;
-        m->prompt_logprobs.samples = (kvf_span){copy, bytes};
+        node_emit_scores(n, r, sc->start, count, (kvf_span){sc->samples.data, bytes});
     }
 }
 

@@ -351,6 +351,7 @@ static bool prompt_logprobs(reader *r, const PB(PromptLogprobs) * in, kvf_nmsg *
         !number(r, "prompt_logprobs.samples", in->samples.len, 1, (uint64_t)in->count * KVF_SAMPLE_BYTES_MAX))
         return false;
     if (in->samples.len % in->count) return bad(r, "prompt_logprobs.samples", "not a whole number of samples");
+    out->prompt_logprobs.number = in->number;
     out->prompt_logprobs.start = in->start;
     out->prompt_logprobs.count = in->count;
     out->prompt_logprobs.samples = (kvf_span){in->samples.data, in->samples.len};

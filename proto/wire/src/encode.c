@@ -349,6 +349,7 @@ static PB(Failed) * failed(maker *m, const kvf_nmsg *msg) {
 static PB(PromptLogprobs) * prompt_logprobs(maker *m, const kvf_nmsg *msg) {
     PB(PromptLogprobs) *p = make_prompt_logprobs(m);
     if (!p) return NULL;
+    p->number = msg->prompt_logprobs.number;
     p->start = msg->prompt_logprobs.start;
     p->count = msg->prompt_logprobs.count;
     p->samples = binary(msg->prompt_logprobs.samples.data, msg->prompt_logprobs.samples.len_bytes);

@@ -116,7 +116,6 @@ void rt_leg_reserve(kvf_router *r, rt_seq *s, uint32_t node, uint32_t ship_min) 
     bool first = r->nodes[node].reserving == 0;
     leg_take_off(r, s);
     l->decode = node;
-    l->decode_opened = r->nodes[node].opened;
     rt_leg_set_state(r, s, RT_LEG_RESERVING);
     set_waiting(r, s, !first);
     l->reserve_due = true;
@@ -130,7 +129,6 @@ void rt_leg_prefill(kvf_router *r, rt_seq *s, uint32_t node, uint32_t load) {
     rt_request *q = rt_request_at(r, s);
     rt_leg_set_state(r, s, RT_LEG_PREFILLING);
     l->prefill = node;
-    l->prefill_opened = r->nodes[node].opened;
     l->prefill_told = false;
     l->prefill_load = load;
     r->nodes[node].prefilling++;

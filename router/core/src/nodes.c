@@ -117,7 +117,6 @@ void kvf_router_on_session_up(kvf_router *r, kvf_time_ns now, uint32_t node) {
     if (!n->used) return;
     r->nodes_due |= 1ull << node;
     n->up = n->hello_due = true;
-    n->opened++;
     n->welcomed = n->bad = n->ack_due = n->close_due = n->superseded_due = n->snapshot_running = false;
     n->refused[0] = 0;
     n->heard_ns = now;

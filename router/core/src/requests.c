@@ -256,43 +256,27 @@ static bool awaits_report(const kvf_router *r, const rt_request *q) {
     return false;
 }
 
-static bool logprobs_missing(const rt_request *q) {
-    return q->prompt_logprobs && q->prompt_logprobs_next < q->prompt_count;
-}
-
-static void finish_or_fail(kvf_router *r, rt_request *q) {
-    if (logprobs_missing(q))
-        rt_request_fail(r, q, KVF_ERR_PEER_LOST, "",
-            "prompt logprobs were lost with the session of the node that made them", r->config.retry_after_ns);
-    else
-        request_finish(r, q);
-}
-
-/* What the prefill node still has to say - prompt logprobs, the account of the hand-off - comes on another connection
- * than the tokens of the decode node, which may overtake it. */
+/* The prefill node's account of the hand-off comes on another connection than the tokens of the decode node, which may
+ * overtake it. */
 static void request_all_ended(kvf_router *r, rt_request *q) {
-    kvf_time_ns wait = r->config.ship_report_wait_ns;
-    if (logprobs_missing(q)) wait = KVF_MAX(wait, r->config.reconnect_grace_ns);
-    if (wait == 0 || !awaits_report(r, q)) {
-        finish_or_fail(r, q);
+    if (r->config.ship_report_wait_ns == 0 || !awaits_report(r, q)) {
+        request_finish(r, q);
         return;
     }
     for (uint32_t i = q->first_seq; i != RT_NONE; i = r->seqs[i].next)
         if (r->seqs[i].l.state != RT_LEG_NONE) rt_leg_stop_decoding(r, &r->seqs[i]);
     q->finish_waits = true;
-    rt_timer_set(r, rt_timer_request(r, q), rt_after(r->now, wait));
+    rt_timer_set(r, rt_timer_request(r, q), rt_after(r->now, r->config.ship_report_wait_ns));
 }
 
 void rt_request_heard(kvf_router *r, rt_request *q) {
-    if (!q->finish_waits || q->closed) return;
-    bool report = r->config.ship_report_wait_ns || logprobs_missing(q);
-    if (!report || !awaits_report(r, q)) finish_or_fail(r, q);
+    if (q->finish_waits && !q->closed && !awaits_report(r, q)) request_finish(r, q);
 }
 
 void rt_request_on_time(kvf_router *r, rt_request *q) {
     if (!q->used || q->closed) return;
     if (q->finish_waits)
-        finish_or_fail(r, q);
+        request_finish(r, q);
     else
         rt_request_fail(r, q, KVF_ERR_DEADLINE, "", "the deadline passed before the request was done", 0);
 }
@@ -330,7 +314,7 @@ void kvf_router_cancel(kvf_router *r, kvf_time_ns now, kvf_request_id id, kvf_ca
     rt_request *q = rt_request_by(r, id);
     if (!q) return;
     if (q->finish_waits) {
-        finish_or_fail(r, q);
+        request_finish(r, q);
         return;
     }
     static const struct {

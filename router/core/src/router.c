@@ -146,9 +146,9 @@ kvf_time_ns kvf_router_deadline(const kvf_router *r) {
 
 /* ---- messages ---- */
 
-static void on_tokens(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
+static void on_numbered(kvf_router *r, uint32_t node, const kvf_nmsg *msg, uint64_t number) {
     r->nodes[node].ack_due = true;
-    r->nodes[node].ack_number = msg->tokens.number + (MUTANT(17) ? 1 : 0);
+    r->nodes[node].ack_number = number + (MUTANT(17) ? 1 : 0);
     rt_batch_begin(r, node, msg);
 }
 
@@ -179,8 +179,8 @@ void kvf_router_on_msg(kvf_router *r, kvf_time_ns now, uint32_t node, const kvf_
     case KVF_N_SHIPPED:
     case KVF_N_FAILED:
     case KVF_N_PREEMPTED: rt_on_reply(r, node, msg); return;
-    case KVF_N_TOKENS: on_tokens(r, node, msg); return;
-    case KVF_N_PROMPT_LOGPROBS:
+    case KVF_N_TOKENS: on_numbered(r, node, msg, msg->tokens.number); return;
+    case KVF_N_PROMPT_LOGPROBS: on_numbered(r, node, msg, msg->prompt_logprobs.number); return;
     case KVF_N_AUDIT:
     case KVF_N_BLOCKS:
     case KVF_N_FLUSHED: rt_batch_begin(r, node, msg); return;

@@ -97,7 +97,6 @@ typedef struct {
     bool retry; /* goes before others of its priority */
     bool local_only; /* no further try to ship it */
     uint32_t decode, prefill; /* nodes of this attempt, RT_NONE */
-    uint32_t decode_opened, prefill_opened; /* sessions that had been opened to them when the attempt went there */
     bool decode_told,
         prefill_told; /* a message of this attempt has been sent there, and it has not said that it is over */
     bool unverified; /* the decode node may have given it up without our hearing of it */
@@ -165,7 +164,6 @@ typedef struct {
     uint64_t retired[RT_RETIRED_MAX];
     uint32_t retired_count;
     kvf_time_ns heard_ns, down_ns, closed_until_ns;
-    uint32_t opened; /* sessions so far */
     bool hello_due, snapshot_due, superseded_due, close_due, ack_due;
     uint64_t ack_number;
     bool events_synced, events_lagged, snapshot_running, snapshot_compares;

@@ -64,24 +64,6 @@ static void gap(kvf_router *r, rt_seq *leg, uint32_t node) {
             .text = "the node left out a token or a logprob"});
 }
 
-/* Nodes keep tokens until they are acknowledged, but not prompt logprobs: a session that ended may have taken them
- * along, which is nobody's fault. */
-static void logprobs_gap(kvf_router *r, rt_seq *leg, uint32_t node) {
-    const rt_leg *l = &leg->l;
-    if (r->nodes[node].opened == (node == l->prefill ? l->prefill_opened : l->decode_opened)) {
-        gap(r, leg, node);
-        return;
-    }
-    r->counters.gaps++;
-    rt_leg_failed(r, leg,
-        &(rt_failure){.what = RT_STRAY,
-            .same_decode = node == l->prefill,
-            .blame = RT_NONE,
-            .reason = KVF_ERR_PEER_LOST,
-            .stage = "prefill",
-            .text = "prompt logprobs were lost with a session"});
-}
-
 static void accept(
     kvf_router *r, rt_seq *leg, rt_seq *s, const kvf_token_item *item, kvf_router_action *a, bool *says) {
     rt_request *q = rt_request_at(r, s);
@@ -107,11 +89,10 @@ static void accept(
     if (end != KVF_END_NONE) rt_choice_end(r, s, here);
 }
 
-/* Whoever computes the prompt says its logprobs before the first token. */
-static bool logprobs_left_out(const kvf_router *r, const rt_seq *leg) {
-    const rt_request *q = rt_request_at(r, leg);
-    if (leg->l.choice_base || q->prompt_logprobs == 0 || q->prompt_logprobs_next == q->prompt_count) return false;
-    return leg->l.prefill == RT_NONE || leg->l.prefill == r->batch_node;
+/* Whoever computes the prompt says its logprobs before the first token, and a hand-off is committed only when they are
+ * acknowledged: no token comes before them. */
+static bool logprobs_left_out(const rt_request *q) {
+    return q->prompt_logprobs && q->prompt_logprobs_next < q->prompt_count;
 }
 
 /* One item. true: *a is an action. *stay: the item has not been used up. */
@@ -134,12 +115,8 @@ static bool token_item(kvf_router *r, const kvf_token_item *item, kvf_router_act
     }
     leg->l.heard_ns = r->now;
     uint32_t next = q->prompt_count + s->output_count;
-    if (item->position > next) {
+    if (item->position > next || logprobs_left_out(q)) {
         gap(r, leg, r->batch_node);
-        return false;
-    }
-    if (logprobs_left_out(r, leg)) {
-        logprobs_gap(r, leg, r->batch_node);
         return false;
     }
     prefill_done(r, leg);
@@ -189,7 +166,6 @@ static bool prompt_logprobs(kvf_router *r, kvf_router_action *a, bool *stay) {
     a->prompt_logprobs.samples.data = (const uint8_t *)m->prompt_logprobs.samples.data + skip * each;
     a->prompt_logprobs.samples.len_bytes = (count - skip) * each;
     q->prompt_logprobs_next = start + count;
-    rt_request_heard(r, q);
     return true;
 }
 

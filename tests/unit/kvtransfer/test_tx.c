@@ -165,6 +165,17 @@ static void nothing_to_ship_is_committed_at_once(void **state) {
     assert_int_equal(w.act.frame.commit.page_count, 0);
 }
 
+static void what_is_held_is_not_committed(void **state) {
+    kvf_tx_id id = start_moving(NULL, 0, 4);
+    kvf_tx_finish(w.tx, 1, id, (kvf_span){NULL, 0});
+    kvf_tx_hold(w.tx, 1, id, true);
+    expect_nothing();
+    assert_true(kvf_tx_deadline(w.tx) == KVF_TIME_NEVER);
+    kvf_tx_hold(w.tx, 77, id, false);
+    assert_true(kvf_tx_deadline(w.tx) > 77 && kvf_tx_deadline(w.tx) != KVF_TIME_NEVER);
+    expect_frame(KVF_FRAME_COMMIT, 4);
+}
+
 static void ranges_keep_their_order_and_pages_go_once(void **state) {
     static const uint32_t all[] = {0, 1, 2, 5};
     kvf_tx_id id = start_moving(all, 4, 4);
@@ -442,6 +453,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         T(a_handoff_goes_its_way),
         T(nothing_to_ship_is_committed_at_once),
+        T(what_is_held_is_not_committed),
         T(ranges_keep_their_order_and_pages_go_once),
         T(flight_is_bounded_per_link_and_links_are_held_back),
         T(handoffs_of_a_link_take_turns),

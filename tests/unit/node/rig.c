@@ -74,6 +74,19 @@ uint32_t rig_next_token(const uint32_t *tokens, uint32_t count, uint32_t choice)
     return (uint32_t)(h % RIG_VOCAB);
 }
 
+/* What stands for the logprob of a prompt's position is the position. */
+static void score(const kvf_step_run *run, uint32_t index, kvf_step_result *result) {
+    static kvf_step_scores scores;
+    static uint64_t values[256];
+    uint32_t known = run->tokens_count - run->position - 1; /* with a token after it */
+    scores = (kvf_step_scores){.run = index, .start = run->position + 1, .count = KVF_MIN(run->count, known)};
+    for (uint32_t i = 0; i < scores.count; i++) values[i] = scores.start + i;
+    scores.samples = (kvf_span){values, sizeof *values * scores.count};
+    assert_int_equal(result->scores_count, 0); /* one such run in a step */
+    result->scores = &scores;
+    result->scores_count = 1;
+}
+
 void rig_run_step(rig *r, uint32_t node) {
     static kvf_step_sample samples[256];
     assert_true(r->step_pending[node]);
@@ -86,6 +99,7 @@ void rig_run_step(rig *r, uint32_t node) {
         const kvf_step_run *run = &s->runs[i];
         r->computed_tokens[node] += run->count;
         assert_true(run->position + run->count <= run->tokens_count);
+        if (run->score) score(run, i, &result);
         for (uint32_t k = 0; k < run->samples; k++)
             samples[result.samples_count++] = (kvf_step_sample){.run = i,
                 .choice = run->choice_first + k,
@@ -111,6 +125,15 @@ static void log_tokens(rig *r, uint32_t node, const kvf_nmsg *m) {
             .repeated = t->repeated,
             .number = m->tokens.number};
     }
+}
+
+static void log_logprobs(const kvf_nmsg *m, rig_entry *e) {
+    const uint64_t *values = m->prompt_logprobs.samples.data;
+    e->position = m->prompt_logprobs.start;
+    e->count = m->prompt_logprobs.count;
+    e->number = m->prompt_logprobs.number;
+    assert_int_equal(m->prompt_logprobs.samples.len_bytes, sizeof *values * e->count);
+    for (uint32_t i = 0; i < e->count; i++) assert_int_equal(values[i], e->position + i);
 }
 
 static void log_message(rig *r, uint32_t node, const kvf_nmsg *m) {
@@ -152,6 +175,7 @@ static void log_message(rig *r, uint32_t node, const kvf_nmsg *m) {
         e->items_count = m->prefilling.count;
         memcpy(e->items, m->prefilling.items, sizeof *e->items * e->items_count);
         break;
+    case KVF_N_PROMPT_LOGPROBS: log_logprobs(m, e); break;
     case KVF_N_PREEMPTED: e->next_position = m->preempted.next_position; break;
     case KVF_N_ALREADY_STARTED:
         e->already_attempt = m->already_started.attempt;
@@ -195,6 +219,15 @@ static void carry_page(rig *r, uint32_t from, const kvf_node_act *a) {
     kvf_node_on_page_sent(r->node[from], r->now, a->page.token, true, h.crc);
 }
 
+static void acknowledge(rig *r, uint32_t node, const kvf_nmsg *m) {
+    kvf_rmsg ack = {.kind = KVF_R_ACK};
+    if (m->kind == KVF_N_TOKENS)
+        ack.ack.number = m->tokens.number;
+    else if (m->kind == KVF_N_PROMPT_LOGPROBS)
+        ack.ack.number = m->prompt_logprobs.number;
+    if (ack.ack.number) kvf_node_on_msg(r->node[node], r->now, 0, &ack);
+}
+
 static void act(rig *r, uint32_t node, const kvf_node_act *a) {
     switch (a->kind) {
     case KVF_NODE_STEP:
@@ -204,10 +237,7 @@ static void act(rig *r, uint32_t node, const kvf_node_act *a) {
         break;
     case KVF_NODE_MSG:
         log_message(r, node, &a->msg);
-        if (a->msg.kind == KVF_N_TOKENS && r->auto_ack) {
-            kvf_rmsg ack = {.kind = KVF_R_ACK, .ack.number = a->msg.tokens.number};
-            kvf_node_on_msg(r->node[node], r->now, 0, &ack);
-        }
+        if (r->auto_ack) acknowledge(r, node, &a->msg);
         break;
     case KVF_NODE_FRAME: kvf_node_on_frame(r->node[1 - node], r->now, a->link, &a->frame); break;
     case KVF_NODE_PAGE: carry_page(r, node, a); break;

@@ -31,6 +31,7 @@ typedef struct {
     uint32_t pages;
     uint32_t next_position, already_attempt;
     uint64_t number;
+    uint32_t count; /* PROMPT_LOGPROBS from `position` on; they have been compared with the positions */
     kvf_prefilling_item items[16]; /* PREFILLING */
     uint32_t items_count;
 } rig_entry;

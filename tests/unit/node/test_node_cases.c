@@ -237,9 +237,86 @@ static void pd01_a_cancel_frees_what_a_dead_peer_held_at_once(void **state) {
     }
 }
 
+/* ---- prompt logprobs ---- */
+
+static void come_back(const kvf_work *w, uint32_t node) {
+    kvf_rmsg m = {.kind = KVF_R_HELLO};
+    kvf_live live = {.request = w->request, .attempt = 1, .next_position = 1};
+    memcpy(m.hello.router, "r0", 3);
+    m.hello.router_epoch = 7;
+    m.hello.live = &live;
+    m.hello.live_count = 1;
+    rig_send(&R, node, &m);
+}
+
+/* The positions that were said, in order and without a gap, from log entry `from` on; none after a token. */
+static uint32_t said(uint32_t from, uint32_t *first) {
+    uint32_t next = 0;
+    bool token = false;
+    for (uint32_t i = from; i < R.log_count; i++) {
+        const rig_entry *e = &R.log[i];
+        token |= e->kind == KVF_N_TOKENS;
+        if (e->kind != KVF_N_PROMPT_LOGPROBS) continue;
+        assert_false(token);
+        if (next == 0)
+            *first = e->position;
+        else
+            assert_int_equal(e->position, next);
+        next = e->position + e->count;
+    }
+    return next;
+}
+
+/* They are kept until the router has them, and said again when its session comes back, whoever computed them. A
+ * hand-off waits for that with its commit. */
+static void prompt_logprobs_outlive_their_session(void **state) {
+    (void)state;
+    for (int local = 0; local <= 1; local++) {
+        open_rig(64, 64, 0);
+        R.hold_steps = true;
+        uint32_t node = local ? RIG_D : RIG_P, first = 0;
+        kvf_work w = rig_work(1, prompt, 100, 5);
+        w.prompt_logprobs = 1;
+        if (local) w.ship_min = UINT32_MAX;
+        if (local)
+            rig_reserve(&R, &w);
+        else
+            rig_ship(&R, &w);
+        rig_run_step(&R, node);
+        rig_pump(&R);
+        assert_int_equal(said(0, &first), 17);
+        kvf_node_on_session_down(R.node[node], R.now, 0);
+        R.auto_ack = false;
+        R.hold_steps = false;
+        rig_run_step(&R, node);
+        rig_pump(&R);
+        if (!local) assert_int_equal(rig_count(&R, RIG_D, KVF_N_STARTED), 0);
+        uint32_t from = R.log_count;
+        come_back(&w, node);
+        assert_int_equal(said(from, &first), 100);
+        assert_int_equal(first, 17); /* the first sixteen had been acknowledged */
+        if (!local) assert_int_equal(rig_count(&R, RIG_D, KVF_N_STARTED), 0);
+        kvf_node_on_session_down(R.node[node], R.now, 0); /* once more: nothing was acknowledged */
+        from = R.log_count;
+        come_back(&w, node);
+        assert_int_equal(said(from, &first), 100);
+        assert_int_equal(first, 17);
+        rig_advance(&R, 900 * MS); /* no lease ends meanwhile; a link would renew them */
+        if (!local) assert_int_equal(rig_count(&R, RIG_D, KVF_N_STARTED), 0);
+        R.auto_ack = true;
+        kvf_rmsg ack = {.kind = KVF_R_ACK, .ack.number = rig_last(&R, node, KVF_N_TOKENS)->number};
+        rig_send(&R, node, &ack);
+        if (!local) assert_int_equal(rig_count(&R, RIG_D, KVF_N_STARTED), 1);
+        rig_expect_output(&R, w.request, 0, prompt, 100, 5);
+        rig_check_at_rest(&R);
+        rig_fini(&R);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(pd07_a_crowd_before_a_small_pool_all_finish),
         cmocka_unit_test(kv06_two_streams_in_a_pool_for_one_and_a_half),
-        cmocka_unit_test(pd01_a_cancel_frees_what_a_dead_peer_held_at_once)};
+        cmocka_unit_test(pd01_a_cancel_frees_what_a_dead_peer_held_at_once),
+        cmocka_unit_test(prompt_logprobs_outlive_their_session)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

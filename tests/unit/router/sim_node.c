@@ -451,7 +451,8 @@ static void on_hello(sim *s, uint32_t node, const kvf_rmsg *m) {
                 say_logprobs(s, node, k);
             for (uint32_t p = from; p < k->next[c]; p++) items[count++] = item_of(k, c, p, false);
             tell(s, node, k->state, items, count);
-            if (k->state == W_DONE && count) k->last_batch = n->batch;
+            if ((k->state == W_DONE || k->state == W_SHIPPING) && count) k->last_batch = n->batch;
+            if (k->state == W_SHIPPING && !count) k->last_batch = 0; /* it has them */
         }
         if (known || s->faults.rude) continue; /* rude: a node that does not say what it has forgotten */
         kvf_nmsg f = {.kind = KVF_N_FAILED, .request = l->request, .attempt = l->attempt};
@@ -483,6 +484,7 @@ static void node_takes(sim *s, uint32_t node, const kvf_rmsg *m) {
     case KVF_R_CANCEL: on_cancel(n, m); return;
     case KVF_R_ACK:
         KVF_ASSERT(m->ack.number <= n->batch);
+        n->acked = KVF_MAX(n->acked, m->ack.number);
         for (uint32_t i = 0; i < SIM_WORKS; i++)
             if (n->works[i].state == W_DONE && n->works[i].last_batch <= m->ack.number) n->works[i].state = W_FREE;
         return;
@@ -567,6 +569,7 @@ static void computed(sim *s, uint32_t node, sim_work *w) {
     uint32_t count = step_work(w, items);
     tell(s, node, w->state, items, count);
     w->state = W_SHIPPING;
+    w->last_batch = s->nodes[node].batch;
     w->at = s->now + kvf_rng_below(&s->rng, 2 * MS);
 }
 
@@ -580,8 +583,8 @@ static void step_one(sim *s, uint32_t node, sim_work *w, kvf_token_item *items, 
     case W_COMPUTING: computed(s, node, w); return;
     case W_SHIPPING:
         if (all_ended(w))
-            w->state = W_DONE, w->last_batch = s->nodes[node].batch;
-        else
+            w->state = W_DONE;
+        else if (!w->logprobs || s->nodes[node].acked >= w->last_batch) /* commits when the router has them */
             ship(s, node, w);
         return;
     case W_RUNNING:
@@ -659,7 +662,7 @@ static void revive(sim *s, uint32_t node) {
     memset(n->works, 0, sizeof n->works);
     n->alive = true;
     n->epoch = kvf_rng_next(&s->rng);
-    n->batch = 0;
+    n->batch = n->acked = 0;
     n->names_count = n->cancelled_count = 0;
     n->events_next = 1;
 }

@@ -40,7 +40,7 @@ typedef struct {
 typedef struct {
     bool alive, draining;
     kvf_role role;
-    uint64_t epoch, batch, events_next;
+    uint64_t epoch, batch, acked, events_next;
     uint32_t connection; /* generation; odd: up */
     kvf_time_ns to_router_ns, to_node_ns; /* last delivery: sessions are ordered */
     bool greeted;

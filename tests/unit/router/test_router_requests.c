@@ -157,10 +157,21 @@ static void stop_string(void **state) {
     bench_close(&b);
 }
 
-/* What a session took along is not held against the node; what was never said is. */
-static void logprobs_lost_with_a_session(void **state) {
+static void say_logprobs(bench *b, const kvf_work *w, uint64_t number, uint32_t start, uint32_t count) {
+    static const uint8_t samples[64];
+    kvf_nmsg m = {.kind = KVF_N_PROMPT_LOGPROBS, .request = w->request, .attempt = w->attempt};
+    m.prompt_logprobs.number = number;
+    m.prompt_logprobs.start = start;
+    m.prompt_logprobs.count = count;
+    m.prompt_logprobs.samples = (kvf_span){samples, count};
+    bench_say(b, D, &m);
+}
+
+/* Nodes keep them until they are acknowledged, as tokens, and say them again: a session that blips costs nothing. A
+ * token before them is a mistake of the node. */
+static void logprobs_said_again(void **state) {
     (void)state;
-    for (int lost = 0; lost <= 1; lost++) {
+    for (int left_out = 0; left_out <= 1; left_out++) {
         bench b;
         two_nodes(&b);
         kvf_router_request in = bench_request(20, 5, KVF_ROUTER_NEVER);
@@ -168,20 +179,24 @@ static void logprobs_lost_with_a_session(void **state) {
         kvf_refusal why;
         in.prompt_logprobs = 1;
         assert_int_equal(bench_try(&b, in, &id, &why), KVF_OK);
-        for (uint32_t i = 1; i <= 3; i++) {
-            for (int t = 0; t < 3000 && !bench_sent(&b, D, KVF_R_RESERVE, 0); t++) bench_at(&b, b.now + MS);
-            bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
-            bench_forget(&b);
-            bench_local(&b, D, &reserve.m);
-            if (lost) {
-                bench_down(&b, D);
-                bench_up(&b, D);
-                bench_welcome(&b, D, "n1", KVF_ROLE_DECODE, 101, "f32");
-                bench_forget(&b);
-            }
-            bench_token(&b, D, &reserve.m.reserve, 0, 20, 7, KVF_END_NONE);
-            assert_int_equal(bench_count(&b, KVF_ROUTER_FAILED), !lost && i == 3);
-        }
+        bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+        bench_local(&b, D, &reserve.m);
+        bench_forget(&b);
+        say_logprobs(&b, &reserve.m.reserve, 7, 1, 9);
+        assert_int_equal(bench_sent(&b, D, KVF_R_ACK, 0)->m.ack.number, 7);
+        bench_down(&b, D);
+        bench_up(&b, D);
+        bench_welcome(&b, D, "n1", KVF_ROLE_DECODE, 101, "f32");
+        bench_forget(&b);
+        say_logprobs(&b, &reserve.m.reserve, 8, 1, left_out ? 18 : 19);
+        assert_int_equal(bench_find(&b, KVF_ROUTER_PROMPT_LOGPROBS, 0)->a.prompt_logprobs.start, 10);
+        assert_int_equal(bench_sent(&b, D, KVF_R_ACK, 0)->m.ack.number, 8);
+        bench_token(&b, D, &reserve.m.reserve, 0, 20, 7, KVF_END_NONE);
+        assert_int_equal(bench_count(&b, KVF_ROUTER_TOKEN), !left_out);
+        kvf_router_counters c;
+        kvf_router_count(b.r, &c);
+        assert_int_equal(c.gaps, left_out);
+        assert_int_equal(c.retries, left_out);
         bench_close(&b);
     }
 }
@@ -736,7 +751,7 @@ static void choices_split(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(whole_way), cmocka_unit_test(ways_of_travel),
         cmocka_unit_test(first_token_ends_it), cmocka_unit_test(stop_string), cmocka_unit_test(prompt_only),
-        cmocka_unit_test(logprobs_lost_with_a_session), cmocka_unit_test(wrong_input), cmocka_unit_test(bounded_queue),
+        cmocka_unit_test(logprobs_said_again), cmocka_unit_test(wrong_input), cmocka_unit_test(bounded_queue),
         cmocka_unit_test(order_of_queue), cmocka_unit_test(cancelled), cmocka_unit_test(deadline),
         cmocka_unit_test(goes_on_with_tokens), cmocka_unit_test(gives_up), cmocka_unit_test(refused_for_good),
         cmocka_unit_test(refused_for_now), cmocka_unit_test(queued_moves), cmocka_unit_test(handed_back),

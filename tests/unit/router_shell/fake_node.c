@@ -158,7 +158,7 @@ static void say_prompt_logprobs(fake_node *n, const fake_work *w, uint32_t wante
     kvf_nmsg m = {.kind = KVF_N_PROMPT_LOGPROBS,
         .request = w->request,
         .attempt = w->attempt,
-        .prompt_logprobs = {1, count, {samples, sizeof *samples * count}}};
+        .prompt_logprobs = {.start = 1, .count = count, .samples = {samples, sizeof *samples * count}}};
     say(n, &m);
     free(samples);
 }

@@ -325,6 +325,7 @@ static const char *nmsg_differs(const kvf_nmsg *a, const kvf_nmsg *b) {
         return NULL;
     case KVF_N_PREEMPTED: SAME(preempted.next_position); return NULL;
     case KVF_N_PROMPT_LOGPROBS:
+        SAME(prompt_logprobs.number);
         SAME(prompt_logprobs.start);
         SAME(prompt_logprobs.count);
         SAME_SPAN(prompt_logprobs.samples);

@@ -302,6 +302,7 @@ static void about_attempt(kvf_rng *rng, kvf_nmsg *m) {
         return;
     case KVF_N_PREEMPTED: m->preempted.next_position = any32(rng); return;
     case KVF_N_PROMPT_LOGPROBS:
+        m->prompt_logprobs.number = kvf_rng_next(rng);
         m->prompt_logprobs.start = below(rng, KVF_WIRE_TOKENS_MAX);
         m->prompt_logprobs.count = 1 + below(rng, LIST_MAX);
         m->prompt_logprobs.samples =

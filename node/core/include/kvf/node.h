@@ -13,7 +13,8 @@
  *
  * Rules: blocks in a running step's sequences stay pinned until the step is done, whatever is cancelled meanwhile; a
  * block that the step writes is also in use. Tokens are kept until the router has acknowledged them. At most one step
- * runs at a time. */
+ * runs at a time. Prompt logprobs are kept as tokens are, and a hand-off is committed when the router has all of them:
+ * the death of a prefill node after that costs nothing. */
 #ifndef KVF_NODE_H
 #define KVF_NODE_H
 #include "kvf/kvcache.h"
@@ -33,7 +34,7 @@ typedef struct {
     uint32_t chunk_tokens_mixed; /* prompt tokens of a step that also decodes */
     uint32_t queue_max; /* reservations waiting for room */
     uint32_t sessions_max;
-    uint32_t outbox_max; /* token items kept per session until acknowledged */
+    uint32_t outbox_max; /* tokens and prompt logprobs kept per session until acknowledged */
     uint32_t links_max;
     uint32_t sampling_bytes_max; /* of kvf_work.sampling */
     uint32_t expected_output; /* first estimate of output length, tokens */

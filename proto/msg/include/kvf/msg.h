@@ -74,7 +74,8 @@ typedef enum {
     KVF_R_RESERVE, /* to the node that will decode; with ship_min UINT32_MAX: run it all there */
     KVF_R_PREFILL,
     KVF_R_CANCEL, /* idempotent, remembered when it comes first */
-    KVF_R_ACK, /* token batches up to and including `number` are accepted; the node forgets them */
+    KVF_R_ACK, /* batches of tokens and prompt logprobs up to and including `number` are accepted; the node forgets
+                  them */
     KVF_R_DRAIN,
     KVF_R_UNDRAIN,
     KVF_R_SET_ROLE,
@@ -289,6 +290,7 @@ typedef struct {
             uint32_t next_position;
         } preempted;
         struct {
+            uint64_t number; /* of this batch, in one count with those of tokens */
             uint32_t start; /* position of the first item */
             uint32_t count;
             kvf_span samples; /* kvf_sample[count] */
