@@ -22,6 +22,7 @@
     extern __shared__ __align__(128) unsigned char kvf_shared_block[];                                                 \
     type *name = (type *)kvf_shared_block
 #define KVF_DEVICE static __device__ __forceinline__
+#define KVF_MEMBER static __device__ __forceinline__ /* of a struct */
 #define KVF_BOTH static __host__ __device__ __forceinline__
 /* More dynamic shared memory than 48 KiB has to be asked for. */
 #define KVF_ALLOW_SHARED(kernel, bytes)                                                                                \

@@ -22,6 +22,7 @@
 #define gridDim (kvf_emu::now.grid)
 
 #define KVF_DEVICE static inline
+#define KVF_MEMBER static
 #define KVF_BOTH static inline
 #define KVF_ALLOW_SHARED(kernel, bytes) ((void)0)
 #define KVF_SHARED(type, name) type *name = (type *)(void *)kvf_emu::now.shared
@@ -119,6 +120,11 @@ template <class T> static inline T __ldg(const T *p) { return *p; }
 
 #define __expf(x) expf(x) /* glibc declares a function of that name */
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+/* Rounded to nearest, never contracted: the build forbids it. */
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fsub_rn(float a, float b) { return a - b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fdividef(float a, float b) { return a / b; }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }

@@ -25,8 +25,14 @@ static inline size_t kvf_cuda_page_bytes(uint32_t kv_heads, uint32_t head_dim, k
     return cell == KVF_CUDA_CELL_F16 ? rows * head_dim * 2 : rows * (head_dim + 2);
 }
 
+typedef enum { KVF_CUDA_F16, KVF_CUDA_BF16, KVF_CUDA_F32 } kvf_cuda_type;
+
 #define KVF_CUDA_GROUP_MAX 16 /* query heads that share a key head */
 #define KVF_CUDA_SPLIT 256 /* positions of one partial result of decode attention */
+
+/* `count` values of a GGUF type (kvf_dtype) to f16 or bf16: kvf_dequant_row, rounded once, the same bits. out: aligned
+ * to 16; src: to nothing. -1: another type, or count is no multiple of its block. */
+int kvf_cuda_dequantise(void *out, kvf_cuda_type to, uint32_t type, const void *src, size_t count, void *stream);
 
 /* x[row] = table[tokens[row]]; hidden: a multiple of 8. */
 void kvf_cuda_embed(
