@@ -10,36 +10,46 @@
 #include "attention.h"
 #include "kvf/cuda_kernels.h"
 
-enum { WARPS = 4, STAGES = 2, ROWS = ATTENTION_ROWS, PAGE = PAGE_TOKENS };
+enum { STAGES = 2, ROWS = ATTENTION_ROWS, PAGE = PAGE_TOKENS };
 
 #ifndef KVF_PLANT
 #define KVF_PLANT 0 /* tests: a mistake that they must see */
 #endif
 
-template <int DIM> struct layout {
+/* Shared memory: the queries if they lie there; per warp its stages and, where codes come, its page as halves. The
+ * merge uses the same memory afterwards: per warp and row, output, maximum and sum. */
+template <int DIM, bool F8> struct layout {
+    static const int warps = DIM > 128 ? 2 : 4;
     static const int tile = PAGE * padded<DIM>::stride; /* K or V of one page and head, in halves */
-    static const int stage = 2 * tile;
-    static const size_t bytes = (size_t)WARPS * STAGES * stage * sizeof(__half);
-    /* The merge uses the same memory after the pages: per warp and row, output, maximum and sum. */
-    static const size_t merge_bytes = (size_t)WARPS * ROWS * (DIM + 2) * sizeof(float);
-    static const size_t shared = bytes > merge_bytes ? bytes : merge_bytes;
+    static const int page = 2 * tile * (int)sizeof(__half);
+    static const int stage = F8 ? codes<DIM>::bytes : page;
+    static const int ready = STAGES * stage, warp = ready + (F8 ? page : 0);
+    static const int first_warp = queries<DIM>::room * (int)sizeof(__half);
+    static const int merge = warps * ROWS * (DIM + 2) * (int)sizeof(float);
+    static const int pages = first_warp + warps * warp;
+    static const int shared = pages > merge ? pages : merge;
+    static_assert(shared <= SHARED_MAX, "more shared memory than every GPU has");
 };
 
-template <int DIM>
-KVF_DEVICE void fetch(const kvf_cuda_decode &a, __half *to, uint32_t block, uint32_t head, int tokens, int lane) {
-    fetch_page<DIM>(to, to + layout<DIM>::tile, a.pages + block * a.page_bytes, a.kv_heads, head, tokens, lane, 32);
+template <int DIM, bool F8>
+KVF_DEVICE void fetch(const kvf_cuda_decode &a, uint8_t *to, uint32_t block, uint32_t head, int tokens, int lane) {
+    const uint8_t *page = a.pages + block * a.page_bytes;
+    if constexpr (F8)
+        fetch_codes<DIM>(to, page, a.kv_heads, head, tokens, lane, 32);
+    else
+        fetch_page<DIM>((__half *)to, (__half *)to + layout<DIM, F8>::tile, page, a.kv_heads, head, tokens, lane, 32);
 }
 
 /* One page, of which the first `tokens` count. */
 template <int DIM>
 KVF_DEVICE void attend(
-    const __half *k, const uint32_t (*q)[4], int tokens, float scale, softmax *m, float (*out)[4], int lane) {
+    const __half *k, const queries<DIM> &q, int tokens, float scale, softmax *m, float (*out)[4], int lane) {
     float s[2][4];
     score<DIM, 2>(s, q, k, lane);
     for (int t = 0; t < 2; t++)
         for (int i = 0; i < 4; i++) s[t][i] = t * 8 + (lane & 3) * 2 + (i & 1) < tokens ? s[t][i] * scale : -INFINITY;
     soften<DIM, 2>(m, s, out);
-    weigh<DIM, 2>(out, s, k + layout<DIM>::tile, lane);
+    weigh<DIM, 2>(out, s, k + PAGE * padded<DIM>::stride, lane);
 }
 
 /* A warp's state to shared memory: [row][DIM + 2], the last two are maximum and sum. */
@@ -73,34 +83,45 @@ KVF_DEVICE float fold(const float *state, int dim, int d, int count, size_t apar
 }
 
 /* grid: splits, key heads, sequences. */
-template <int DIM> static __global__ void __launch_bounds__(WARPS * 32) decode_split(kvf_cuda_decode a) {
-    KVF_SHARED(__half, shared);
+template <int DIM, bool F8>
+static __global__ void __launch_bounds__(layout<DIM, F8>::warps * 32) decode_split(kvf_cuda_decode a) {
+    typedef layout<DIM, F8> place;
+    const int WARPS = place::warps;
+    KVF_SHARED(uint8_t, shared);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
     uint32_t split = blockIdx.x, head = blockIdx.y, seq = blockIdx.z, context = a.contexts[seq];
     if (split * KVF_CUDA_SPLIT >= context) return; /* the whole block */
     const uint32_t *table = a.block_tables + (size_t)seq * a.table_stride;
     int begin = split * (KVF_CUDA_SPLIT / PAGE);
     int end = min(begin + KVF_CUDA_SPLIT / PAGE, (int)((context + PAGE - 1) / PAGE));
-    __half *pages = shared + warp * STAGES * layout<DIM>::stage;
-    uint32_t q[DIM / 16][4];
+    uint8_t *own = shared + place::first_warp + warp * place::warp;
+    __half *ready = (__half *)(own + place::ready);
+    queries<DIM> q;
     float out[DIM / 8][4] = {};
     softmax m = softmax_begin();
-    load_queries<DIM>(q, (const __half *)a.q + ((size_t)seq * a.heads + head * group) * DIM, DIM, group, lane);
+    load_queries<DIM>(&q, (__half *)shared, (const __half *)a.q + ((size_t)seq * a.heads + head * group) * DIM, DIM,
+        group, threadIdx.x, WARPS * 32);
+    if constexpr (queries<DIM>::in_shared) __syncthreads();
 
     for (int s = 0; s < STAGES; s++) {
         int page = begin + warp + s * WARPS;
-        if (page < end) fetch<DIM>(a, pages + s * layout<DIM>::stage, table[page], head, context - page * PAGE, lane);
+        if (page < end) fetch<DIM, F8>(a, own + s * place::stage, table[page], head, context - page * PAGE, lane);
         kvf_copy_commit();
     }
     for (int page = begin + warp, stage = 0; page < end; page += WARPS, stage = (stage + 1) % STAGES) {
         if (KVF_PLANT != 1) kvf_copy_wait<STAGES - 1>();
         if (KVF_PLANT != 2) __syncwarp(); /* each lane waited for its own copies only */
-        const __half *k = pages + stage * layout<DIM>::stage;
-        attend<DIM>(k, q, min((int)PAGE, (int)(context - page * PAGE)), a.scale * KVF_LOG2_E, &m, out, lane);
+        uint8_t *came = own + stage * place::stage;
+        if constexpr (F8) {
+            expand_codes<DIM>(ready, ready + place::tile, came, lane, 32);
+            if (KVF_PLANT != 7) __syncwarp(); /* each lane made its own part */
+        }
+        attend<DIM>(F8 ? ready : (const __half *)came, q, min((int)PAGE, (int)(context - page * PAGE)),
+            a.scale * KVF_LOG2_E, &m, out, lane);
         if (KVF_PLANT != 3) __syncwarp(); /* all have read it: it may be filled again */
         int next = page + STAGES * WARPS;
         if (next < end)
-            fetch<DIM>(a, (__half *)k, table[KVF_PLANT == 4 ? begin : next], head, context - next * PAGE, lane);
+            fetch<DIM, F8>(a, came, table[KVF_PLANT == 4 ? begin : next], head, context - next * PAGE, lane);
         kvf_copy_commit();
     }
     kvf_copy_wait<0>();
@@ -136,12 +157,20 @@ size_t kvf_cuda_decode_partial_floats(uint32_t sequences, uint32_t heads, uint32
     return (size_t)sequences * heads * splits_of(context_max) * (head_dim + 2);
 }
 
-template <int DIM> static void launch(const kvf_cuda_decode &a, void *stream) {
+template <int DIM, bool F8> static void launch(const kvf_cuda_decode &a, void *stream) {
     uint32_t splits = splits_of(a.context_max);
-    KVF_ALLOW_SHARED(decode_split<DIM>, layout<DIM>::shared);
-    KVF_LAUNCH(
-        decode_split<DIM>, dim3(splits, a.kv_heads, a.sequences), dim3(WARPS * 32), layout<DIM>::shared, stream, a);
+    dim3 grid(splits, a.kv_heads, a.sequences);
+    KVF_ALLOW_SHARED((decode_split<DIM, F8>), (layout<DIM, F8>::shared));
+    KVF_LAUNCH((decode_split<DIM, F8>), grid, dim3(layout<DIM, F8>::warps * 32), (layout<DIM, F8>::shared), stream, a);
     KVF_LAUNCH(decode_fold, dim3(a.heads, a.sequences), dim3(DIM), 0, stream, a, splits);
+}
+
+template <int DIM> static int launch_for(const kvf_cuda_decode &a, void *stream) {
+    if (a.cell == KVF_CUDA_CELL_F8)
+        launch<DIM, true>(a, stream);
+    else
+        launch<DIM, false>(a, stream);
+    return 0;
 }
 
 int kvf_cuda_decode_attention(const kvf_cuda_decode *args, void *stream) {
@@ -149,11 +178,11 @@ int kvf_cuda_decode_attention(const kvf_cuda_decode *args, void *stream) {
     if (a.sequences == 0) return 0;
     if (a.kv_heads == 0 || a.heads % a.kv_heads || a.heads / a.kv_heads > KVF_CUDA_GROUP_MAX) return -1;
     switch (a.head_dim) {
-    case 64: launch<64>(a, stream); return 0;
-    case 80: launch<80>(a, stream); return 0;
-    case 96: launch<96>(a, stream); return 0;
-    case 128: launch<128>(a, stream); return 0;
-    case 256: launch<256>(a, stream); return 0;
+    case 64: return launch_for<64>(a, stream);
+    case 80: return launch_for<80>(a, stream);
+    case 96: return launch_for<96>(a, stream);
+    case 128: return launch_for<128>(a, stream);
+    case 256: return launch_for<256>(a, stream);
     default: return -1;
     }
 }

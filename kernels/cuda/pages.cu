@@ -31,6 +31,7 @@ static const uint32_t POLYNOMIAL = 0x82F63B78u; /* Castagnoli; bit 31 is x^0 */
 /* a * b modulo the polynomial. */
 KVF_BOTH uint32_t times(uint32_t a, uint32_t b) {
     uint32_t product = 0;
+    KVF_UNROLL_BY(4)
     for (int i = 31; i >= 0; i--) {
         product ^= b & (0u - (a >> i & 1));
         b = b >> 1 ^ (POLYNOMIAL & (0u - (b & 1)));
@@ -121,12 +122,13 @@ KVF_DEVICE uint32_t copy_run(const pages_plan &p, const ends &e, const uint32_t 
 }
 
 /* grid: up to CRC_BLOCKS_MAX blocks, which share the pages. */
-static __global__ void __launch_bounds__(CRC_THREADS) copy_pages_crc(pages_plan p) {
+static __global__ void __launch_bounds__(CRC_THREADS, 2) copy_pages_crc(pages_plan p) {
     KVF_SHARED(uint32_t, table);
     uint4 *stash = (uint4 *)(table + TABLE_WORDS);
     uint32_t *sums = (uint32_t *)(stash + CRC_THREADS * STASH);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t power = 1u << 31, after = CRC_THREADS - 1 - threadIdx.x - (KVF_PLANT == 3 && threadIdx.x == 0);
+    KVF_UNROLL
     for (int i = 0; i < CRC_POWERS; i++)
         if (after >> i & 1) power = times(power, p.powers[i]);
     make_table(table);

@@ -21,6 +21,9 @@
 #define KVF_SHARED(type, name)                                                                                         \
     extern __shared__ __align__(128) unsigned char kvf_shared_block[];                                                 \
     type *name = (type *)kvf_shared_block
+#define KVF_PRAGMA(text) _Pragma(#text)
+#define KVF_UNROLL KVF_PRAGMA(unroll)
+#define KVF_UNROLL_BY(n) KVF_PRAGMA(unroll n)
 #define KVF_DEVICE static __device__ __forceinline__
 #define KVF_MEMBER static __device__ __forceinline__ /* of a struct */
 #define KVF_BOTH static __host__ __device__ __forceinline__

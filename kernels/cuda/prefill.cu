@@ -11,23 +11,37 @@ enum { WARPS = 4, QUERIES = WARPS * ATTENTION_ROWS, STAGES = 2 };
 #define KVF_PLANT 0 /* tests: a mistake that they must see */
 #endif
 
-template <int DIM> struct layout {
+template <int DIM, bool F8> struct layout {
     static const int step = DIM > 128 ? 32 : 64; /* tokens; of large heads fewer, or registers would not do */
-    static const int tiles = step / 8;
+    static const int tiles = step / 8, pages = step / PAGE_TOKENS;
     static const int tile = step * padded<DIM>::stride; /* keys or values of one step, in halves */
-    static const size_t shared = (size_t)STAGES * 2 * tile * sizeof(__half);
+    static const int both = 2 * tile * (int)sizeof(__half);
+    static const int stage = F8 ? pages * codes<DIM>::bytes : both;
+    static const int ready = STAGES * stage, queries_at = ready + (F8 ? both : 0);
+    static const int shared = queries_at + WARPS * queries<DIM>::room * (int)sizeof(__half);
+    static_assert(shared <= SHARED_MAX, "more shared memory than every GPU has");
 };
 
 /* Tokens from `end` on are zeros. */
-template <int DIM>
+template <int DIM, bool F8>
 KVF_DEVICE void fetch_step(
-    const kvf_cuda_prefill &a, __half *k, const uint32_t *table, uint32_t head, int begin, int end) {
-    __half *v = k + layout<DIM>::tile;
-    for (int p = 0; p < layout<DIM>::step / PAGE_TOKENS; p++) {
-        int first = begin + p * PAGE_TOKENS, at = p * PAGE_TOKENS * padded<DIM>::stride;
+    const kvf_cuda_prefill &a, uint8_t *to, const uint32_t *table, uint32_t head, int begin, int end) {
+    for (int p = 0; p < layout<DIM, F8>::pages; p++) {
+        int first = begin + p * PAGE_TOKENS;
         /* A page past the end is filled with zeros too: any page will do as its source. */
         const uint8_t *page = a.pages + table[(first < end ? first : begin) / PAGE_TOKENS] * a.page_bytes;
-        fetch_page<DIM>(k + at, v + at, page, a.kv_heads, head, end - first, threadIdx.x, WARPS * 32);
+        __half *k = (__half *)to + p * PAGE_TOKENS * padded<DIM>::stride;
+        if constexpr (F8)
+            fetch_codes<DIM>(to + p * codes<DIM>::bytes, page, a.kv_heads, head, end - first, threadIdx.x, WARPS * 32);
+        else
+            fetch_page<DIM>(k, k + layout<DIM, F8>::tile, page, a.kv_heads, head, end - first, threadIdx.x, WARPS * 32);
+    }
+}
+
+template <int DIM> KVF_DEVICE void expand_step(__half *k, const uint8_t *from) {
+    for (int p = 0; p < layout<DIM, true>::pages; p++) {
+        __half *to = k + p * PAGE_TOKENS * padded<DIM>::stride;
+        expand_codes<DIM>(to, to + layout<DIM, true>::tile, from + p * codes<DIM>::bytes, threadIdx.x, WARPS * 32);
     }
 }
 
@@ -42,9 +56,10 @@ template <int TILES> KVF_DEVICE void mask(float (*s)[4], int begin, const int *l
 }
 
 /* grid: tiles of QUERIES tokens, heads, runs. */
-template <int DIM> static __global__ void __launch_bounds__(WARPS * 32) prefill_tile(kvf_cuda_prefill a) {
-    KVF_SHARED(__half, shared);
-    const int STEP = layout<DIM>::step, TILES = layout<DIM>::tiles;
+template <int DIM, bool F8> static __global__ void __launch_bounds__(WARPS * 32) prefill_tile(kvf_cuda_prefill a) {
+    typedef layout<DIM, F8> place;
+    KVF_SHARED(uint8_t, shared);
+    const int STEP = place::step, TILES = place::tiles;
     kvf_cuda_run run = a.runs[blockIdx.z];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * QUERIES;
     if (first >= (int)run.tokens) return; /* the whole block */
@@ -53,27 +68,34 @@ template <int DIM> static __global__ void __launch_bounds__(WARPS * 32) prefill_
     size_t apart = (size_t)a.heads * DIM;
     int mine = first + warp * ATTENTION_ROWS, rows = min((int)ATTENTION_ROWS, (int)run.tokens - mine);
     const __half *q_from = (const __half *)a.q + (run.row + mine) * apart + (size_t)head * DIM;
-    uint32_t q[DIM / 16][4];
+    queries<DIM> q;
     float out[DIM / 8][4] = {};
     softmax m = softmax_begin();
-    load_queries<DIM>(q, q_from, apart, rows, lane);
+    load_queries<DIM>(
+        &q, (__half *)(shared + place::queries_at) + warp * queries<DIM>::room, q_from, apart, rows, lane, 32);
+    __syncwarp();
     int last[2] = {(int)run.position + mine + lane / 4, (int)run.position + mine + lane / 4 + 8};
     int end = run.position + min(first + QUERIES, (int)run.tokens); /* positions that this block looks at */
 
-    fetch_step<DIM>(a, shared, table, kv_head, 0, end);
+    fetch_step<DIM, F8>(a, shared, table, kv_head, 0, end);
     kvf_copy_commit();
     for (int begin = 0, stage = 0; begin < end; begin += STEP, stage ^= 1) {
-        __half *k = shared + stage * 2 * layout<DIM>::tile, *next = shared + (stage ^ 1) * 2 * layout<DIM>::tile;
-        if (begin + STEP < end) fetch_step<DIM>(a, next, table, kv_head, begin + STEP, end);
+        uint8_t *came = shared + stage * place::stage, *next = shared + (stage ^ 1) * place::stage;
+        const __half *k = (const __half *)(F8 ? shared + place::ready : came);
+        if (begin + STEP < end) fetch_step<DIM, F8>(a, next, table, kv_head, begin + STEP, end);
         kvf_copy_commit();
         kvf_copy_wait<1>();
         if (KVF_PLANT != 1) __syncthreads(); /* this step's tokens are there, from all threads */
+        if constexpr (F8) {
+            expand_step<DIM>((__half *)k, came);
+            if (KVF_PLANT != 4) __syncthreads();
+        }
         if (begin <= (int)run.position + mine + ATTENTION_ROWS - 1) { /* the whole warp, or none of it */
             float s[TILES][4];
             score<DIM, TILES>(s, q, k, lane);
             mask<TILES>(s, begin, last, a.scale * KVF_LOG2_E, lane);
             soften<DIM, TILES>(&m, s, out);
-            weigh<DIM, TILES>(out, s, k + layout<DIM>::tile, lane);
+            weigh<DIM, TILES>(out, s, k + place::tile, lane);
         }
         if (KVF_PLANT != 2) __syncthreads(); /* all have read it: it may be filled again */
     }
@@ -88,10 +110,18 @@ template <int DIM> static __global__ void __launch_bounds__(WARPS * 32) prefill_
     }
 }
 
-template <int DIM> static void launch(const kvf_cuda_prefill &a, void *stream) {
-    KVF_ALLOW_SHARED(prefill_tile<DIM>, layout<DIM>::shared);
+template <int DIM, bool F8> static void launch(const kvf_cuda_prefill &a, void *stream) {
+    KVF_ALLOW_SHARED((prefill_tile<DIM, F8>), (layout<DIM, F8>::shared));
     dim3 grid((a.tokens_max + QUERIES - 1) / QUERIES, a.heads, a.runs_count);
-    KVF_LAUNCH(prefill_tile<DIM>, grid, dim3(WARPS * 32), layout<DIM>::shared, stream, a);
+    KVF_LAUNCH((prefill_tile<DIM, F8>), grid, dim3(WARPS * 32), (layout<DIM, F8>::shared), stream, a);
+}
+
+template <int DIM> static int launch_for(const kvf_cuda_prefill &a, void *stream) {
+    if (a.cell == KVF_CUDA_CELL_F8)
+        launch<DIM, true>(a, stream);
+    else
+        launch<DIM, false>(a, stream);
+    return 0;
 }
 
 int kvf_cuda_prefill_attention(const kvf_cuda_prefill *args, void *stream) {
@@ -99,11 +129,11 @@ int kvf_cuda_prefill_attention(const kvf_cuda_prefill *args, void *stream) {
     if (a.runs_count == 0 || a.tokens_max == 0) return 0;
     if (a.kv_heads == 0 || a.heads % a.kv_heads) return -1;
     switch (a.head_dim) {
-    case 64: launch<64>(a, stream); return 0;
-    case 80: launch<80>(a, stream); return 0;
-    case 96: launch<96>(a, stream); return 0;
-    case 128: launch<128>(a, stream); return 0;
-    case 256: launch<256>(a, stream); return 0;
+    case 64: return launch_for<64>(a, stream);
+    case 80: return launch_for<80>(a, stream);
+    case 96: return launch_for<96>(a, stream);
+    case 128: return launch_for<128>(a, stream);
+    case 256: return launch_for<256>(a, stream);
     default: return -1;
     }
 }

@@ -2,6 +2,7 @@
 #ifndef KVF_ATTENTION_TEST_H
 #define KVF_ATTENTION_TEST_H
 #include "cuda_test.h"
+#include "f8.h"
 #include <algorithm>
 
 enum { PAGE = 16, LIMIT_PPM = 700 /* f16 rounding of probabilities and output */ };
@@ -12,6 +13,7 @@ struct cluster { /* sequences over shuffled blocks of one layer */
     std::vector<uint8_t> pages;
     size_t page_bytes;
     halves q;
+    kvf_cuda_cell cell = KVF_CUDA_CELL_F16;
 };
 
 static inline cluster make(uint32_t kv_heads, uint32_t group, uint32_t dim, std::vector<uint32_t> contexts,
@@ -43,6 +45,32 @@ static inline cluster make(uint32_t kv_heads, uint32_t group, uint32_t dim, std:
     }
     c.q = make_halves(m, (query_rows ? query_rows : contexts.size()) * c.heads * dim, 2);
     return c;
+}
+
+/* The same sequences with pages of 8-bit codes; those of c become what the codes say, exactly. */
+static inline cluster to_codes(cluster *c) {
+    cluster f8 = *c;
+    size_t rows = (size_t)2 * c->kv_heads * PAGE;
+    f8.cell = KVF_CUDA_CELL_F8;
+    f8.page_bytes = kvf_cuda_page_bytes(c->kv_heads, c->dim, f8.cell);
+    f8.pages.assign(c->pages.size() / c->page_bytes * f8.page_bytes + 16, 0xFF); /* NaN again */
+    f8.pages.erase(f8.pages.begin(), f8.pages.begin() + (16 - (uintptr_t)f8.pages.data() % 16) % 16);
+    for (size_t b = 0; b < c->pages.size() / c->page_bytes; b++) {
+        kvf_half_bits *from = (kvf_half_bits *)(void *)&c->pages[b * c->page_bytes];
+        uint8_t *to = &f8.pages[b * f8.page_bytes];
+        for (size_t r = 0; r < rows; r++, from += c->dim) {
+            float top = 0;
+            for (uint32_t d = 0; d < c->dim; d++) top = std::max(top, std::fabs(float_of(from[d])));
+            if (std::isnan(float_of(from[0]))) continue; /* nobody wrote it */
+            float scale = kvf_f8_scale(top);
+            ((kvf_half_bits *)(void *)(to + rows * c->dim))[r] = half_of(scale);
+            for (uint32_t d = 0; d < c->dim; d++) {
+                to[r * c->dim + d] = kvf_f8_of(float_of(from[d]) / scale);
+                from[d] = (kvf_half_bits)kvf_f8_to_halves(to[r * c->dim + d], __float2half2_rn(scale)).x;
+            }
+        }
+    }
+    return f8;
 }
 
 /* Sequence s asks for tokens[s] tokens from position[s] on; queries lie one after another. */

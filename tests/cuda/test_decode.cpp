@@ -18,6 +18,7 @@ static halves by_kernel(const cluster &c, float scale) {
     a.q = c.q.data();
     a.pages = c.pages.data();
     a.page_bytes = c.page_bytes;
+    a.cell = c.cell;
     a.block_tables = c.tables.data();
     a.table_stride = c.table_stride;
     a.contexts = c.contexts.data();
@@ -40,6 +41,23 @@ static void check(uint32_t kv_heads, uint32_t group, uint32_t dim, std::vector<u
     float scale = 1 / std::sqrt((float)dim);
     assert_near(what, by_kernel(c, scale),
         by_ref(c, last_tokens(c), std::vector<uint32_t>(c.contexts.size(), 1), scale), LIMIT_PPM * 1e-6);
+}
+
+/* Codes are the halves they stand for: the same bits as from pages of those halves. */
+static void check_codes(uint32_t kv_heads, uint32_t group, uint32_t dim, std::vector<uint32_t> contexts) {
+    cluster exact = make(kv_heads, group, dim, contexts), c = to_codes(&exact);
+    halves got = by_kernel(c, 0.125f), want = by_kernel(exact, 0.125f);
+    for (size_t i = 0; i < got.size(); i++)
+        if (got[i] != want[i])
+            fail_msg("difference at %zu of codes, heads of %u: %04x, not %04x", i, dim, got[i], want[i]);
+    assert_near("codes", got, by_ref(exact, last_tokens(exact), std::vector<uint32_t>(contexts.size(), 1), 0.125f),
+        LIMIT_PPM * 1e-6);
+}
+
+static void codes_of_all_head_sizes(void **state) {
+    for (uint32_t dim : {64, 80, 96, 128, 256}) check_codes(2, 3, dim, {33, 16, 1});
+    check_codes(1, 8, 128, {300});
+    in_all_orders([] { check_codes(1, 2, 64, {90, 7}); });
 }
 
 static void head_sizes(void **state) {
@@ -88,6 +106,7 @@ static void shapes_without_a_kernel_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(head_sizes),
+        cmocka_unit_test(codes_of_all_head_sizes),
         cmocka_unit_test(groups),
         cmocka_unit_test(contexts),
         cmocka_unit_test(a_long_context),

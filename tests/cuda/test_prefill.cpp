@@ -14,6 +14,7 @@ static halves by_kernel(const cluster &c, std::vector<uint32_t> tokens, float sc
     a.q = c.q.data();
     a.pages = c.pages.data();
     a.page_bytes = c.page_bytes;
+    a.cell = c.cell;
     a.block_tables = c.tables.data();
     a.table_stride = c.table_stride;
     a.runs = runs.data();
@@ -43,6 +44,21 @@ static void check(
     std::vector<uint32_t> position;
     for (size_t s = 0; s < contexts.size(); s++) position.push_back(contexts[s] - tokens[s]);
     assert_near(what, by_kernel(c, tokens, scale), by_ref(c, position, tokens, scale), LIMIT_PPM * 1e-6);
+}
+
+/* Codes are the halves they stand for: the same bits as from pages of those halves. */
+static void check_codes(
+    uint32_t kv_heads, uint32_t group, uint32_t dim, std::vector<uint32_t> contexts, std::vector<uint32_t> tokens) {
+    cluster exact = make_runs(kv_heads, group, dim, contexts, tokens), c = to_codes(&exact);
+    halves got = by_kernel(c, tokens, 0.125f), want = by_kernel(exact, tokens, 0.125f);
+    for (size_t i = 0; i < got.size(); i++)
+        if (got[i] != want[i])
+            fail_msg("difference at %zu of codes, heads of %u: %04x, not %04x", i, dim, got[i], want[i]);
+}
+
+static void codes_of_all_head_sizes(void **state) {
+    for (uint32_t dim : {64, 80, 96, 128, 256}) check_codes(2, 1, dim, {70}, {18});
+    in_all_orders([] { check_codes(1, 2, 64, {80, 17}, {20, 17}); });
 }
 
 static void head_sizes(void **state) {
@@ -78,6 +94,7 @@ static void a_token_does_not_feel_how_its_prompt_was_cut(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(head_sizes),
+        cmocka_unit_test(codes_of_all_head_sizes),
         cmocka_unit_test(groups),
         cmocka_unit_test(lengths),
         cmocka_unit_test(chunks_behind_a_prefix),

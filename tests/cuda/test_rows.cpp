@@ -1,5 +1,8 @@
 /* Row kernels and the fused write of queries, keys and values, on the emulator against the CPU's ref table. */
 #include "cuda_test.h"
+#include "f8.h"
+#include <algorithm>
+#include <cuda_fp8.h>
 
 enum { PAGE = 16 };
 static const double LIMIT = 4e-4; /* one rounding to f16 */
@@ -79,7 +82,23 @@ static void qkv_by_ref(const shape &s, const kvf_cuda_qkv &a, std::vector<float>
     }
 }
 
-static void check_qkv(const shape &s) {
+static kvf_half_bits *halves_at(uint8_t *p) { return (kvf_half_bits *)(void *)p; }
+
+/* By the toolkit's own conversion. */
+static float code_value(uint8_t code) {
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)code, __NV_E4M3)));
+}
+
+/* A power of two that leaves the largest value of the head between 224 and 448. */
+static void check_scale(float scale, const float *head, uint32_t dim) {
+    float top = 0;
+    int e;
+    for (uint32_t d = 0; d < dim; d++) top = std::max(top, std::fabs(head[d]));
+    assert_true(std::frexp(scale, &e) == 0.5f);
+    assert_true(top * 0.999f <= 448 * scale && top * 1.001f > 224 * scale);
+}
+
+static void check_qkv(const shape &s, kvf_cuda_cell cell = KVF_CUDA_CELL_F16) {
     const std::vector<uint32_t> positions = {0, 15, 16, 40}, blocks = {2, 2, 0, 1};
     uint32_t rows = (uint32_t)positions.size(), all = s.heads + 2 * s.kv_heads;
     maker m;
@@ -90,7 +109,7 @@ static void check_qkv(const shape &s) {
     for (auto &v : norm) v = 1 + 0.2f * m.next();
     kvf_rope_frequencies(10000, 1, NULL, 2 * s.pairs, frequency.data());
     for (uint32_t p = 0; p < 41; p++) kvf_rope_angles(frequency.data(), s.pairs, p, &angles[p * 2 * s.pairs]);
-    size_t page_bytes = (size_t)2 * s.kv_heads * PAGE * s.dim * sizeof(kvf_half_bits);
+    size_t page_bytes = kvf_cuda_page_bytes(s.kv_heads, s.dim, cell), head_rows = (size_t)2 * s.kv_heads * PAGE;
     std::vector<uint8_t> pages(3 * page_bytes, 0xEE);
     kvf_cuda_qkv a = {};
     a.qkv = qkv.data();
@@ -109,20 +128,28 @@ static void check_qkv(const shape &s) {
     a.q = q.data();
     a.pages = pages.data();
     a.page_bytes = page_bytes;
+    a.cell = cell;
     qkv_by_ref(s, a, &want_q, &want_kv);
     kvf_cuda_qkv_store(&a, NULL);
     assert_near("queries", q, want_q, LIMIT);
     halves kv; /* taken out of the pages by row, in the order of the projection */
     for (uint32_t r = 0; r < rows; r++) {
-        kvf_half_bits *page = (kvf_half_bits *)(void *)&pages[blocks[r] * page_bytes];
-        for (uint32_t h = 0; h < 2 * s.kv_heads; h++)
+        uint8_t *page = &pages[blocks[r] * page_bytes];
+        for (uint32_t h = 0; h < 2 * s.kv_heads; h++) {
+            size_t place = (size_t)h * PAGE + positions[r] % PAGE;
+            const float *want = &want_kv[((size_t)r * 2 * s.kv_heads + h) * s.dim];
+            float scale = cell == KVF_CUDA_CELL_F8 ? float_of(halves_at(page + head_rows * s.dim)[place]) : 0;
             for (uint32_t d = 0; d < s.dim; d++)
-                kv.push_back(page[((size_t)h * PAGE + positions[r] % PAGE) * s.dim + d]);
+                kv.push_back(cell == KVF_CUDA_CELL_F8 ? half_of(code_value(page[place * s.dim + d]) * scale)
+                                                      : halves_at(page)[place * s.dim + d]);
+            if (cell == KVF_CUDA_CELL_F8) check_scale(scale, want, s.dim);
+        }
     }
-    assert_near("keys and values", kv, want_kv, LIMIT);
+    assert_near("keys and values", kv, want_kv, cell == KVF_CUDA_CELL_F8 ? 0.03 : LIMIT);
     size_t untouched = 0;
     for (uint8_t byte : pages) untouched += byte == 0xEE;
-    assert_true(untouched >= pages.size() - rows * 2 * s.kv_heads * s.dim * 2); /* and nothing beside them */
+    size_t written = cell == KVF_CUDA_CELL_F8 ? s.dim + 2 : s.dim * 2;
+    assert_true(untouched >= pages.size() - rows * 2 * s.kv_heads * written); /* and nothing beside them */
 }
 
 static void heads_go_to_their_places(void **state) {
@@ -134,12 +161,53 @@ static void heads_go_to_their_places(void **state) {
     });
 }
 
+static void heads_become_codes(void **state) {
+    in_all_orders([] {
+        check_qkv({9, 3, 64, 32, false, false, false}, KVF_CUDA_CELL_F8);
+        check_qkv({2, 1, 256, 32, true, true, true}, KVF_CUDA_CELL_F8);
+    });
+    check_qkv({4, 2, 80, 40, true, true, false}, KVF_CUDA_CELL_F8);
+}
+
+/* ---- f8.h ---- */
+
+static void codes_as_the_toolkit_makes_them(void **state) {
+    for (int code = 0; code < 256; code++) {
+        if ((code & 0x7F) == 0x7F) continue; /* no number, and never made */
+        uint32_t four = (uint32_t)code << 8 | (uint32_t)code << 16;
+        for (float scale : {1.0f, 0x1p-14f, 0.25f, 0x1p7f}) {
+            uint2 v = kvf_f8_to_halves(four, __float2half2_rn(scale));
+            kvf_half_bits want = half_of(code_value((uint8_t)code) * scale);
+            assert_int_equal(v.x, (uint32_t)want << 16);
+            assert_int_equal(v.y, want);
+        }
+        assert_int_equal(kvf_f8_of(code_value((uint8_t)code)), code);
+    }
+    uint32_t bits = 0x39000000u; /* 2^-13 and up, to beyond the largest */
+    for (; bits < 0x44400000u; bits += 997) {
+        float x;
+        memcpy(&x, &bits, 4);
+        int want = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+        if (kvf_f8_of(x) != want) fail_msg("difference: %a: %02x, not %02x", (double)x, kvf_f8_of(x), want);
+        assert_int_equal(kvf_f8_of(-x), want | 0x80);
+    }
+    for (float top : {0.0f, 1e-30f, 0.1f, 448.0f, 449.0f, 1.0f, 65504.0f, 3e38f}) {
+        float scale = kvf_f8_scale(top);
+        int e;
+        assert_true(std::frexp(scale, &e) == 0.5f && scale >= 0x1p-14f && scale <= 256.0f);
+        if (scale < 256.0f) assert_true(top <= 448 * scale);
+        if (scale > 0x1p-14f && scale < 256.0f) assert_true(top > 224 * scale);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norm_with_and_without_residual),
         cmocka_unit_test(swiglu_as_ref),
         cmocka_unit_test(embedding_is_exact),
         cmocka_unit_test(heads_go_to_their_places),
+        cmocka_unit_test(heads_become_codes),
+        cmocka_unit_test(codes_as_the_toolkit_makes_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,6 +21,8 @@
 #define blockDim (kvf_emu::now.block)
 #define gridDim (kvf_emu::now.grid)
 
+#define KVF_UNROLL
+#define KVF_UNROLL_BY(n)
 #define KVF_DEVICE static inline
 #define KVF_MEMBER static
 #define KVF_BOTH static inline
@@ -129,6 +131,12 @@ static inline float __fdividef(float a, float b) { return a / b; }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    uint64_t bytes = (uint64_t)b << 32 | a;
+    unsigned out = 0;
+    for (int i = 0; i < 4; i++) out |= (unsigned)(bytes >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
+    return out;
+}
 static inline unsigned __float_as_uint(float x) {
     unsigned bits;
     memcpy(&bits, &x, sizeof bits);

@@ -2,7 +2,7 @@
  * cudaStream_t. Nothing here waits for the device. Launch errors are the runtime's (cudaGetLastError).
  *
  * Activations between matrix products are f16 (kvf_half: two bytes, no type of its own in C); the residual stream is
- * f32. Pages are as on the CPU: K [kv_heads][16][head_dim], then V the same, f16; page of block b of a layer at
+ * f32. Pages are as on the CPU: K [kv_heads][16][head_dim], then V the same; page of block b of a layer at
  * pages + b * page_bytes.
  *
  * Same inputs give the same bits in any batch: reductions have fixed shapes, attention is cut at fixed positions. To
@@ -60,6 +60,7 @@ typedef struct {
     kvf_half_bits *q; /* out: [rows][heads][head_dim], rotated */
     uint8_t *pages; /* out: of this layer */
     size_t page_bytes;
+    kvf_cuda_cell cell;
 } kvf_cuda_qkv;
 void kvf_cuda_qkv_store(const kvf_cuda_qkv *a, void *stream);
 
@@ -69,6 +70,7 @@ typedef struct {
     const kvf_half_bits *q; /* the same shape */
     const uint8_t *pages;
     size_t page_bytes;
+    kvf_cuda_cell cell;
     const uint32_t *block_tables; /* [sequences][table_stride] */
     uint32_t table_stride;
     const uint32_t *contexts; /* positions of each sequence, its own token included; at least 1 */
@@ -94,6 +96,7 @@ typedef struct {
     const kvf_half_bits *q;
     const uint8_t *pages;
     size_t page_bytes;
+    kvf_cuda_cell cell;
     const uint32_t *block_tables;
     uint32_t table_stride;
     const kvf_cuda_run *runs; /* device */
