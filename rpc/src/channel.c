@@ -58,6 +58,8 @@ struct kvf_rpc_reader {
     grpc_status_code code;
     grpc_slice text;
     bool over, unread; /* unread: a message could not be parsed, or found no memory */
+    bool heard; /* a message came */
+    atomic_bool cancelled; /* by us */
     kvf_rpc_result result;
     char start_tag, status_tag, recv_tag; /* their addresses are the tags */
 };
@@ -118,6 +120,7 @@ static void end_of_stream(kvf_rpc_reader *reader) {
     wait_for(reader, &reader->status_tag);
     wait_for(reader, &reader->start_tag);
     rpc_result_fill(&reader->result, reader->code, reader->text, &reader->trailers);
+    rpc_result_crossed(&reader->result, atomic_load(&reader->cancelled), reader->heard);
     grpc_slice_unref(reader->text);
     if (reader->unread && reader->result.code == KVF_RPC_OK) { /* the peer's end was here before our cancel */
         reader->result.code = KVF_RPC_INTERNAL;
@@ -140,6 +143,7 @@ kvf_status kvf_rpc_reader_next(kvf_rpc_reader *reader, ProtobufCMessage **messag
             end_of_stream(reader);
             break;
         }
+        reader->heard = true;
         ProtobufCMessage *got = rpc_unpack_alone(reader->method->output, bytes);
         grpc_byte_buffer_destroy(bytes);
         if (got) {
@@ -154,12 +158,15 @@ kvf_status kvf_rpc_reader_next(kvf_rpc_reader *reader, ProtobufCMessage **messag
 
 const kvf_rpc_result *kvf_rpc_reader_result(const kvf_rpc_reader *reader) { return &reader->result; }
 
-void kvf_rpc_reader_cancel(kvf_rpc_reader *reader) { grpc_call_cancel(reader->grpc, NULL); }
+void kvf_rpc_reader_cancel(kvf_rpc_reader *reader) {
+    atomic_store(&reader->cancelled, true);
+    grpc_call_cancel(reader->grpc, NULL);
+}
 
 void kvf_rpc_reader_close(kvf_rpc_reader *reader) {
     if (!reader) return;
     if (!reader->over) {
-        grpc_call_cancel(reader->grpc, NULL);
+        kvf_rpc_reader_cancel(reader);
         end_of_stream(reader);
     }
     grpc_metadata_array_destroy(&reader->headers);

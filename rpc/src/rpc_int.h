@@ -87,6 +87,9 @@ grpc_byte_buffer *rpc_pack_bytes(kvf_span bytes);
 grpc_slice rpc_details_pack(kvf_rpc_code code, const char *message, const kvf_rpc_details *details);
 void rpc_result_fill(
     kvf_rpc_result *result, grpc_status_code code, grpc_slice message, const grpc_metadata_array *trailers);
+/* A call that crosses its server's shutdown is cancelled by gRPC itself, before the application has seen it: CANCELLED
+ * that nobody here asked for, without a reason and before anything came, becomes UNAVAILABLE. */
+void rpc_result_crossed(kvf_rpc_result *result, bool cancelled_here, bool heard);
 void rpc_text_clean(char *text); /* bytes that are not UTF-8 become '?', so that foreign clients can read it */
 
 /* ---- Flow: the sending half of a call, and its life on the completion queue.

@@ -154,19 +154,42 @@ static void free_server(kvf_rpc_server *server) {
     free(server);
 }
 
+static bool has_objects(kvf_rpc_server *server) {
+    pthread_mutex_lock(&server->lock);
+    bool some = server->objects > 0;
+    pthread_mutex_unlock(&server->lock);
+    return some;
+}
+
+/* Until the server is empty, for at most grace_ms. A call that comes as the shutdown begins may stay in gRPC's own
+ * queue, where it would wait for the grace or its deadline: when no call of ours has been left for a while, in which
+ * connections had time to say goodbye, what there is goes. */
+static bool wait_for_calls(kvf_rpc_server *server, uint64_t grace_ms) {
+    enum { LOOK_MS = 20, GOODBYE_MS = 300 };
+    uint64_t left_ms = grace_ms, empty_ms = 0;
+    for (;;) {
+        uint64_t now_ms = KVF_MIN(left_ms, (uint64_t)LOOK_MS);
+        grpc_event event = grpc_completion_queue_next(server->shutdown_cq, rpc_deadline_after(now_ms), NULL);
+        KVF_ASSERT(event.type == GRPC_OP_COMPLETE || event.type == GRPC_QUEUE_TIMEOUT);
+        if (event.type == GRPC_OP_COMPLETE) return true;
+        left_ms -= now_ms;
+        empty_ms = has_objects(server) ? 0 : empty_ms + now_ms;
+        if (left_ms == 0 || empty_ms >= GOODBYE_MS) return false;
+    }
+}
+
 /* Refuses new calls, waits, cancels the late ones; then no call object is left and the gRPC server can go. The loops go
  * on throughout: their queues belong to the runtime, and starting a batch on a queue that is shut down would be fatal.
  */
 static bool stop_grpc(kvf_rpc_server *server, uint64_t grace_ms) {
-    bool clean = true;
+    grpc_event event;
     grpc_server_shutdown_and_notify(server->grpc, server->shutdown_cq, server);
-    grpc_event event = grpc_completion_queue_next(server->shutdown_cq, rpc_deadline_after(grace_ms), NULL);
-    if (event.type == GRPC_QUEUE_TIMEOUT) {
-        clean = false;
+    bool over = wait_for_calls(server, grace_ms), clean = over || !has_objects(server);
+    if (!over) {
         grpc_server_cancel_all_calls(server->grpc);
         event = grpc_completion_queue_next(server->shutdown_cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+        KVF_ASSERT(event.type == GRPC_OP_COMPLETE);
     }
-    KVF_ASSERT(event.type == GRPC_OP_COMPLETE);
     pthread_mutex_lock(&server->lock);
     while (server->objects > 0) pthread_cond_wait(&server->idle, &server->lock);
     pthread_mutex_unlock(&server->lock);

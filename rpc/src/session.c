@@ -17,7 +17,8 @@ struct kvf_rpc_session {
     grpc_byte_buffer *received;
     grpc_status_code code;
     grpc_slice text;
-    bool has_status, read_all; /* loop only */
+    bool has_status, read_all, heard; /* loop only */
+    atomic_bool cancelled; /* by us */
     grpc_status_code lost; /* a message came and could not be read, why; OK: none. Loop only */
     rpc_arena arena;
 };
@@ -69,6 +70,7 @@ static void close_if_over(kvf_rpc_session *session) {
     if (!session->has_status || !session->read_all) return;
     kvf_rpc_result result;
     rpc_result_fill(&result, session->code, session->text, &session->trailers);
+    rpc_result_crossed(&result, atomic_load(&session->cancelled), session->heard);
     if (session->lost != GRPC_STATUS_OK && result.code == KVF_RPC_OK) { /* the peer's end was here before our cancel */
         result.code = (kvf_rpc_code)session->lost;
         snprintf(result.message, sizeof result.message, "%s", unread_text(session->lost));
@@ -109,6 +111,7 @@ static void on_recv(rpc_tag *tag, bool ok) {
         session->read_all = true;
         close_if_over(session);
     } else {
+        session->heard = true;
         ProtobufCMessage *message = rpc_unpack(&session->arena, session->output, bytes);
         if (!message) session->lost = session->arena.no_memory ? GRPC_STATUS_RESOURCE_EXHAUSTED : GRPC_STATUS_INTERNAL;
         if (message && session->app_ops->on_message) session->app_ops->on_message(session, session->user, message);
@@ -206,6 +209,7 @@ void kvf_rpc_session_half_close(kvf_rpc_session *session) {
 }
 
 void kvf_rpc_session_cancel(kvf_rpc_session *session) {
+    atomic_store(&session->cancelled, true);
     pthread_mutex_lock(&session->flow.lock);
     session->flow.ended = true;
     if (session->flow.grpc) grpc_call_cancel(session->flow.grpc, NULL);

@@ -3,6 +3,7 @@
 #include "google/rpc/error_details.pb-c.h"
 #include "google/rpc/status.pb-c.h"
 #include "kvf/utf8.h"
+#include <stdio.h>
 #include <stdlib.h>
 
 static const char type_error_info[] = "type.googleapis.com/google.rpc.ErrorInfo";
@@ -217,4 +218,10 @@ void rpc_result_fill(
         if (status) google__rpc__status__free_unpacked(status, NULL);
         break;
     }
+}
+
+void rpc_result_crossed(kvf_rpc_result *result, bool cancelled_here, bool heard) {
+    if (result->code != KVF_RPC_CANCELLED || cancelled_here || heard || result->reason[0] || result->field[0]) return;
+    result->code = KVF_RPC_UNAVAILABLE;
+    snprintf(result->message, sizeof result->message, "the server went away before it took the call");
 }

@@ -143,11 +143,9 @@ static next_step judge(job *j, uint64_t from_ns) {
         atomic_fetch_add(&t->queue_full, 1);
         return AGAIN_LATER;
     }
-    /* gRPC itself cancels a call that crosses its server's shutdown; ours say why. */
-    bool crossed = r->code == KVF_RPC_CANCELLED && !r->reason[0] && !j->got.admitted;
-    if ((r->code == KVF_RPC_UNAVAILABLE || crossed) &&
+    if (r->code == KVF_RPC_UNAVAILABLE &&
         outage_excuses(j->l->o.outages[j->router], from_ns, e2e_now_ns(), j->got.admitted != 0)) {
-        atomic_fetch_add(crossed ? &t->crossed : &t->router_lost, 1);
+        atomic_fetch_add(&t->router_lost, 1);
         return AGAIN_ELSEWHERE;
     }
     tell_fail(j, "failed", "");

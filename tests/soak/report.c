@@ -39,10 +39,8 @@ static void text_requests(soak *s, FILE *to) {
     fprintf(to, "attempts: %u requests were answered by more than one (%llu more in all)\n", t->several_attempts,
         t->attempts_more);
     fprintf(to,
-        "sent away: %u times by a full queue, %u times by a router that died or ended (and %u by gRPC as it ended); %u "
-        "requests "
-        "began late\n",
-        t->queue_full, t->router_lost, t->crossed, t->late);
+        "sent away: %u times by a full queue, %u times by a router that died or ended; %u requests began late\n",
+        t->queue_full, t->router_lost, t->late);
 }
 
 static void text_faults(soak *s, FILE *to) {
@@ -127,10 +125,10 @@ bool report_json(soak *s, const char *path) {
         json_requests(s), "faults", json_faults(s), "tokens_compared", (json_int_t)t->tokens_compared,
         "tokens_different", (json_int_t)t->tokens_different);
     if (!root) return false;
-    json_object_update_new(root, json_pack("{sisisisisIsIsi}", "queue_full", (int)t->queue_full, "router_lost",
-                                     (int)t->router_lost, "crossed_shutdown", (int)t->crossed, "several_attempts",
-                                     (int)t->several_attempts, "preemptions", (json_int_t)s->counters.preemptions,
-                                     "blocks_leaked", (json_int_t)s->leaked, "audit_violations", (int)s->violations));
+    json_object_update_new(
+        root, json_pack("{sisisisIsIsi}", "queue_full", (int)t->queue_full, "router_lost", (int)t->router_lost,
+                  "several_attempts", (int)t->several_attempts, "preemptions", (json_int_t)s->counters.preemptions,
+                  "blocks_leaked", (json_int_t)s->leaked, "audit_violations", (int)s->violations));
     json_object_update_new(
         root, json_pack("{sfsfsfsfsi}", "longest_silence_s", (double)measure_longest_silence_ns(s->m) / 1e9,
                   "longest_stream_silence_s", (double)t->longest_silence_ns / 1e9, "detected_ms_median",

@@ -52,7 +52,7 @@ extern const char *const plan_names[PLANS];
 
 typedef struct {
     atomic_uint asked[PLANS], answered[PLANS], left[PLANS], refused[PLANS]; /* left: ended as its client wished */
-    atomic_uint queue_full, router_lost, crossed, several_attempts, late;
+    atomic_uint queue_full, router_lost, several_attempts, late;
     atomic_ullong tokens_compared, tokens_different, attempts_more;
     atomic_ullong last_progress_ns, longest_silence_ns; /* of one stream */
 } tally;

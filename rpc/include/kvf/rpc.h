@@ -66,7 +66,8 @@ typedef struct {
     uint64_t retry_after_ms; /* RetryInfo; 0: none */
 } kvf_rpc_details;
 
-/* How a call ended, as the client sees it. Plain data, nothing to free; over-long texts are cut. */
+/* How a call ended, as the client sees it. Plain data, nothing to free; over-long texts are cut. CANCELLED is what this
+ * side asked for, or what the server's application said: a call that crosses its server's end is UNAVAILABLE. */
 typedef struct {
     kvf_rpc_code code;
     bool refused; /* UNAVAILABLE because nothing listens at the address: no server process is there */

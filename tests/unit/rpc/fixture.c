@@ -83,6 +83,8 @@ static void say(void *self, kvf_rpc_call *call, const ProtobufCMessage *message)
             .field_text = "too long \xc3\xbc",
             .retry_after_ms = 1500};
         kvf_rpc_fail(call, KVF_RPC_INVALID_ARGUMENT, &details, "prompt has %d tokens\n100%% \xc3\xbc \xff", 9000);
+    } else if (strcmp(note->text, "cancel") == 0) { /* as gRPC does with what it has not handed out */
+        kvf_rpc_fail(call, KVF_RPC_CANCELLED, NULL, "Cancelled");
     } else if (strcmp(note->text, "peer") == 0) {
         Kvf__Test__V1__Note answer = KVF__TEST__V1__NOTE__INIT;
         answer.text = (char *)(uintptr_t)kvf_rpc_call_peer(call);

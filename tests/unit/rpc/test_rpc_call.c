@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -410,6 +411,57 @@ static void shutdown_cancels_the_late_and_a_new_server_starts(void **state) {
     fixture_stop(&f);
 }
 
+typedef struct {
+    fixture *f;
+    atomic_bool stop;
+    atomic_uint answered, unavailable, other;
+} caller;
+
+static void *call_on_and_on(void *self) {
+    caller *c = self;
+    while (!atomic_load(&c->stop)) {
+        kvf_rpc_result result;
+        ask(c->f, "hello", 60000, NULL, &result);
+        atomic_fetch_add(result.code == KVF_RPC_OK            ? &c->answered
+                         : result.code == KVF_RPC_UNAVAILABLE ? &c->unavailable
+                                                              : &c->other,
+            1);
+        if (result.code != KVF_RPC_OK && result.code != KVF_RPC_UNAVAILABLE)
+            print_message("%s: %s\n", kvf_rpc_code_name(result.code), result.message);
+        if (result.code == KVF_RPC_UNAVAILABLE) break;
+    }
+    return NULL;
+}
+
+/* Who meets the end of a server shall know that asking another one is right. */
+static void calls_that_cross_a_shutdown_are_unavailable(void **state) {
+    enum { CALLERS = 8, ROUNDS = 20 };
+    fixture f;
+    kvf_rpc_result result;
+    fixture_start(&f, NULL);
+    ask(&f, "cancel", 60000, NULL, &result);
+    assert_int_equal(result.code, KVF_RPC_UNAVAILABLE);
+    kvf_rpc_reader *reader = count_to(&f, 0, 0, true, false);
+    kvf_rpc_reader_cancel(reader);
+    read_all(reader);
+    assert_int_equal(kvf_rpc_reader_result(reader)->code, KVF_RPC_CANCELLED); /* we asked for it */
+    kvf_rpc_reader_close(reader);
+    for (int round = 0; round < ROUNDS; round++) {
+        caller c = {.f = &f};
+        pthread_t threads[CALLERS];
+        for (int i = 0; i < CALLERS; i++) assert_int_equal(pthread_create(&threads[i], NULL, call_on_and_on, &c), 0);
+        while (atomic_load(&c.answered) < CALLERS) sched_yield();
+        kvf_rpc_server_shutdown(f.server, 60000);
+        for (int i = 0; i < CALLERS; i++) pthread_join(threads[i], NULL);
+        assert_int_equal(c.unavailable, CALLERS);
+        assert_int_equal(c.other, 0);
+        kvf_rpc_channel_destroy(f.channel);
+        fixture_serve(&f, "127.0.0.1:0", NULL);
+        f.channel = fixture_channel(&f, kvf_rpc_server_address(f.server, 0));
+    }
+    fixture_stop(&f);
+}
+
 static void utf8_is_judged_by_the_table(void **state) {
     static const struct {
         const char *text;
@@ -440,6 +492,7 @@ int main(void) {
         cmocka_unit_test(ipv6_works_where_the_host_has_it),
         cmocka_unit_test(shutdown_lets_running_streams_end),
         cmocka_unit_test(shutdown_cancels_the_late_and_a_new_server_starts),
+        cmocka_unit_test(calls_that_cross_a_shutdown_are_unavailable),
         cmocka_unit_test(utf8_is_judged_by_the_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
