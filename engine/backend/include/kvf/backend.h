@@ -54,7 +54,7 @@ typedef struct {
     kvf_status (*run_step)(kvf_backend *b, const kvf_backend_step *step);
     /* The first `tokens` positions of a block, all layers. */
     void (*copy_block)(kvf_backend *b, uint32_t to, uint32_t from, uint32_t tokens);
-    void *(*page)(kvf_backend *b, uint32_t layer, uint32_t block); /* host memory */
+    void *(*page)(kvf_backend *b, uint32_t layer, uint32_t block);
 } kvf_backend_ops;
 
 struct kvf_backend { /* an implementation's own part follows it */
@@ -65,6 +65,9 @@ struct kvf_backend { /* an implementation's own part follows it */
     size_t page_bytes;
     char numerics[48]; /* equal names give equal bits */
     char what[64]; /* for people: "cpu avx512-vnni, 2 threads" */
+    char trouble[256]; /* why the last step failed; empty: no more is known than the status */
+    bool in_device_memory; /* pages: the host cannot read or write them */
+    bool broken; /* a device that answers nothing any more: only a new process helps */
 };
 
 /* On error nothing is left; err names file, option or device and the reason. */

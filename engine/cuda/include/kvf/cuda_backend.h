@@ -1,0 +1,21 @@
+/* kvf/cuda_backend.h - a kvf_backend on a CUDA device: weights in f16, pages in device memory, activations between
+ * products in f16, the residual stream in f32.
+ *
+ * Tokens agree with the CPU's wherever the gap between the two best logits is clear (docs/gpu.md, "Tolerances");
+ * bits need not, and a row's bits may depend on the batch (cuBLASLt chooses by shape). */
+#ifndef KVF_CUDA_BACKEND_H
+#define KVF_CUDA_BACKEND_H
+#include "kvf/backend.h"
+#include "kvf/cuda_api.h"
+
+typedef struct {
+    const kvf_cuda_libraries *libraries; /* NULL: the usual names */
+    const char *plugin; /* path; NULL: libkvferry-cuda.so beside the program, then where the loader looks */
+    uint32_t device;
+    double memory_share; /* 0: the pool is as options say; else this share of what is free after the weights */
+} kvf_cuda_backend_options;
+
+/* KVF_ERR_UNSUPPORTED: err names what is missing (driver, runtime, GPU, plugin, a kernel for this model's shape). */
+kvf_status kvf_backend_open_cuda(
+    const kvf_backend_options *options, const kvf_cuda_backend_options *cuda, kvf_backend **out, kvf_error *err);
+#endif

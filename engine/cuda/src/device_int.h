@@ -1,0 +1,102 @@
+/* Private to engine/cuda. */
+#ifndef KVF_DEVICE_INT_H
+#define KVF_DEVICE_INT_H
+#include "kvf/cuda_backend.h"
+#include "kvf/cuda_plugin.h"
+
+enum { ALLOCATIONS_MAX = 16, GRAPHS_MAX = 64 };
+
+typedef struct {
+    const float *attn_norm, *ffn_norm, *qkv_bias, *q_norm, *k_norm; /* NULL where the model has none */
+    const kvf_half_bits *qkv, *o, *gate_up, *down; /* [outputs][inputs]; q, k, v and gate, up one below the other */
+} cuda_layer;
+
+/* What a step tells the device: written on the host, copied in one go. Same offsets on both sides. */
+typedef struct {
+    uint32_t *tokens, *positions, *row_blocks; /* [rows] */
+    uint32_t *contexts; /* [decodes] */
+    uint32_t *tables; /* [runs][table_stride]: decodes first */
+    kvf_cuda_run *prefills;
+} cuda_inputs;
+
+/* A run of the step in the device's order: those of one token first, so that decode attention finds its rows together.
+ */
+typedef struct {
+    uint32_t run, row;
+} cuda_place;
+
+typedef struct {
+    uint32_t decodes, context_max; /* rounded up, see graph.c */
+    kvf_cuda_graph_exec exec;
+    uint64_t used; /* larger: later */
+} cuda_graph;
+
+typedef struct {
+    kvf_backend base;
+    kvf_cuda_api api;
+    const kvf_cuda_plugin_table *kernels;
+    void *plugin;
+    kvf_gguf *gguf;
+    kvf_model_spec spec;
+    kvf_backend_options options;
+    int ordinal; /* of the device */
+    kvf_cuda_stream stream;
+    kvf_cuda_event *layer_done; /* [layers] */
+    uint32_t layers_events;
+    kvf_cuda_gemm *gemm;
+    void *allocations[ALLOCATIONS_MAX]; /* device memory */
+    uint32_t allocations_count;
+
+    cuda_layer *layer;
+    const kvf_half_bits *embedding, *head;
+    const float *output_norm, *cos_sin;
+    uint8_t *pages; /* [layer][block][page_bytes] */
+    size_t layer_bytes;
+
+    /* Workspace on the device. */
+    float *x; /* [rows][hidden]: the residual stream */
+    kvf_half_bits *normed, *qkv, *q, *heads, *gate_up, *ffn, *sum; /* rows of hidden, qkv, q, q, 2 ffn, ffn, hidden */
+    float *x_kept; /* rows whose logits are wanted */
+    kvf_half_bits *heads_kept;
+    float *logits, *partial;
+    cuda_inputs device;
+    void *device_inputs;
+
+    /* The same on the host, pinned. */
+    void *host_inputs;
+    cuda_inputs host;
+    size_t inputs_bytes;
+    float *host_logits;
+    void *scratch; /* the sampler's */
+
+    /* The step that is running. */
+    uint32_t table_stride, rows, decodes, prefills, prefill_tokens_max, context_max, logits_count;
+    cuda_place *places; /* [sequences_max] */
+    uint32_t *run_rows; /* [sequences_max]: first row of each run, in the step's order */
+    cuda_graph graphs[GRAPHS_MAX];
+    uint64_t graph_clock;
+} cuda_backend;
+
+/* Says what went wrong in base.trouble; a sticky error marks the backend broken. */
+kvf_status cuda_failed(cuda_backend *b, const char *call, int error);
+#define CUDA_TRY(b, name, ...)                                                                                         \
+    do {                                                                                                               \
+        int error_ = (b)->api.name(__VA_ARGS__);                                                                       \
+        if (error_) return cuda_failed((b), #name, error_);                                                            \
+    } while (0)
+
+/* device.c. NULL with base.trouble set when there is no room. */
+void *cuda_take(cuda_backend *b, size_t len_bytes);
+/* weights.c: everything of the model into device memory. */
+kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err);
+/* workspace.c */
+kvf_status cuda_make_pool(cuda_backend *b, double memory_share, kvf_error *err);
+kvf_status cuda_make_workspace(cuda_backend *b, kvf_error *err);
+/* step.c */
+kvf_status cuda_run_step(kvf_backend *base, const kvf_backend_step *step);
+/* forward.c: queues the step up to its logits. */
+kvf_status cuda_queue_forward(cuda_backend *b, const kvf_backend_step *step, bool events);
+/* graph.c: the same for a step of single tokens, by a graph recorded before. */
+kvf_status cuda_queue_decode(cuda_backend *b, const kvf_backend_step *step);
+void cuda_drop_graphs(cuda_backend *b);
+#endif

@@ -1,0 +1,140 @@
+/* A step from its check to its tokens: laid out on the host, copied over in one go, queued, and waited for once. */
+#include "device_int.h"
+
+enum { CONTEXT_STEP = 256 };
+
+static bool run_is_valid(const cuda_backend *b, const kvf_engine_run *run) {
+    const kvf_model_spec *s = &b->spec;
+    if (run->count == 0 || run->count > b->options.tokens_max || run->logit_rows > run->count) return false;
+    if (run->position > s->context_max || run->count > s->context_max - run->position) return false;
+    for (uint32_t i = 0; i < run->count; i++)
+        if (run->tokens[i] >= s->vocab) return false;
+    for (uint32_t i = 0; i <= (run->position + run->count - 1) / KVF_BLOCK_TOKENS; i++)
+        if (run->blocks[i] >= b->base.blocks) return false;
+    return true;
+}
+
+static bool step_is_valid(const cuda_backend *b, const kvf_backend_step *step) {
+    if (step->runs_count == 0 || step->runs_count > b->options.sequences_max) return false;
+    uint32_t rows = 0, logits = 0;
+    for (uint32_t r = 0; r < step->runs_count; r++) {
+        const kvf_engine_run *run = &step->runs[r];
+        if (!run_is_valid(b, run) || run->count > b->options.tokens_max - rows ||
+            run->logit_rows > b->options.logit_rows_max - logits)
+            return false;
+        rows += run->count;
+        logits += run->logit_rows;
+    }
+    return true;
+}
+
+/* Bounds of contexts come in few sizes, so that few graphs are recorded: powers of two from 256 on. */
+static uint32_t context_bound(const cuda_backend *b, uint32_t context) {
+    uint32_t bound = CONTEXT_STEP;
+    while (bound < context) bound *= 2;
+    return KVF_MIN(bound, (uint32_t)kvf_align_up(b->spec.context_max, KVF_BLOCK_TOKENS));
+}
+
+static void place_runs(cuda_backend *b, const kvf_backend_step *step) {
+    uint32_t placed = 0, context = 0;
+    b->rows = b->decodes = b->prefills = b->prefill_tokens_max = b->logits_count = 0;
+    for (uint32_t pass = 0; pass < 2; pass++) {
+        for (uint32_t r = 0; r < step->runs_count; r++) {
+            const kvf_engine_run *run = &step->runs[r];
+            if ((run->count == 1) != (pass == 0)) continue;
+            b->places[placed++] = (cuda_place){.run = r, .row = b->rows};
+            b->run_rows[r] = b->rows;
+            b->rows += run->count;
+            b->logits_count += run->logit_rows;
+            context = KVF_MAX(context, run->position + run->count);
+            if (pass == 0) {
+                b->decodes++;
+            } else {
+                b->prefills++;
+                b->prefill_tokens_max = KVF_MAX(b->prefill_tokens_max, run->count);
+            }
+        }
+    }
+    b->context_max = context_bound(b, context);
+    b->table_stride = (uint32_t)kvf_div_up(b->context_max, KVF_BLOCK_TOKENS);
+}
+
+static void fill_inputs(cuda_backend *b, const kvf_backend_step *step) {
+    const cuda_inputs *in = &b->host;
+    for (uint32_t p = 0; p < step->runs_count; p++) {
+        const kvf_engine_run *run = &step->runs[b->places[p].run];
+        uint32_t row = b->places[p].row, blocks = (run->position + run->count - 1) / KVF_BLOCK_TOKENS + 1;
+        for (uint32_t i = 0; i < run->count; i++) {
+            in->tokens[row + i] = run->tokens[i];
+            in->positions[row + i] = run->position + i;
+            in->row_blocks[row + i] = run->blocks[(run->position + i) / KVF_BLOCK_TOKENS];
+        }
+        memcpy(in->tables + (size_t)p * b->table_stride, run->blocks, blocks * sizeof *run->blocks);
+        if (p < b->decodes)
+            in->contexts[p] = run->position + 1;
+        else
+            in->prefills[p - b->decodes] =
+                (kvf_cuda_run){.row = row, .tokens = run->count, .position = run->position, .sequence = p};
+    }
+}
+
+static kvf_status send_inputs(cuda_backend *b, const kvf_backend_step *step) {
+    size_t used = (size_t)((uint8_t *)b->host.tables - (uint8_t *)b->host_inputs) +
+                  (size_t)step->runs_count * b->table_stride * sizeof(uint32_t);
+    KVF_ASSERT(used <= b->inputs_bytes);
+    CUDA_TRY(b, copy_async, b->device_inputs, b->host_inputs, used, KVF_CUDA_HOST_TO_DEVICE, b->stream);
+    return KVF_OK;
+}
+
+/* Layers are told of as they end; the device goes on meanwhile. */
+static kvf_status follow_layers(cuda_backend *b, const kvf_backend_step *step) {
+    for (uint32_t layer = 0; layer < b->spec.layers; layer++) {
+        CUDA_TRY(b, event_synchronize, b->layer_done[layer]);
+        step->on_layer(step->self, layer);
+    }
+    return KVF_OK;
+}
+
+static void choose(cuda_backend *b, const kvf_backend_step *step) {
+    size_t vocab = b->spec.vocab;
+    for (uint32_t i = 0; i < step->scores_count; i++) {
+        const kvf_backend_score *s = &step->scores[i];
+        kvf_sample_score(b->host_logits + s->row * vocab, (uint32_t)vocab, s->vocab_used, s->token, s->top, s->out);
+    }
+    for (uint32_t i = 0; i < step->samples_count; i++) {
+        kvf_sample_input in = step->samples[i].input;
+        in.logits = b->host_logits + step->samples[i].row * vocab;
+        kvf_sample_token(&in, b->scratch, step->samples[i].out);
+    }
+}
+
+static kvf_status queue_step(cuda_backend *b, const kvf_backend_step *step, bool events) {
+    kvf_status status = send_inputs(b, step);
+    if (status != KVF_OK) return status;
+    bool decode = b->prefills == 0 && b->logits_count == b->rows;
+    status = decode ? cuda_queue_decode(b, step) : cuda_queue_forward(b, step, events);
+    if (status != KVF_OK) return status;
+    if (b->logits_count)
+        CUDA_TRY(b, copy_async, b->host_logits, b->logits, (size_t)b->logits_count * b->spec.vocab * sizeof *b->logits,
+            KVF_CUDA_DEVICE_TO_HOST, b->stream);
+    int error = b->api.last_error(); /* of a launch */
+    return error ? cuda_failed(b, "a kernel's launch", error) : KVF_OK;
+}
+
+kvf_status cuda_run_step(kvf_backend *base, const kvf_backend_step *step) {
+    cuda_backend *b = (cuda_backend *)base;
+    base->trouble[0] = 0;
+    if (!step_is_valid(b, step)) return KVF_ERR_INVALID;
+    CUDA_TRY(b, device_set, b->ordinal); /* of this thread */
+    place_runs(b, step);
+    fill_inputs(b, step);
+    bool events = step->on_layer && b->prefills > 0;
+    kvf_status status = queue_step(b, step, events);
+    if (status == KVF_OK && events) status = follow_layers(b, step);
+    int error = b->api.stream_synchronize(b->stream); /* also after a failure: nothing may run on behind it */
+    if (status == KVF_OK && error) status = cuda_failed(b, "cudaStreamSynchronize", error);
+    if (status != KVF_OK) return status;
+    if (step->on_layer && !events) step->on_layer(step->self, b->spec.layers - 1);
+    choose(b, step);
+    return KVF_OK;
+}

@@ -1,0 +1,159 @@
+/* The model's weights in device memory: one allocation, walked twice with the same code, once to measure. Matrices
+ * become f16 on the host on their way (exact for every type up to f16's range; beyond it a weight is refused). */
+#include "device_int.h"
+#include "kvf/kernels.h"
+#include "kvf/quant.h"
+#include <math.h>
+#include <stdlib.h>
+
+enum { CHUNK_VALUES = 1 << 20, POSITIONS_A_CHUNK = 4096 };
+
+typedef struct {
+    cuda_backend *b;
+    uint8_t *base; /* NULL while measuring */
+    size_t used;
+    float *f32; /* [CHUNK_VALUES] */
+    kvf_half_bits *f16; /* [CHUNK_VALUES] */
+    kvf_status status;
+    kvf_error *err;
+} loader;
+
+static void *place(loader *l, size_t len_bytes) {
+    l->used = kvf_align_up(l->used, 256);
+    void *at = l->base ? l->base + l->used : NULL;
+    l->used += len_bytes;
+    return at;
+}
+
+static void upload(loader *l, void *to, const void *from, size_t len_bytes) {
+    int error = l->b->api.copy(to, from, len_bytes, KVF_CUDA_HOST_TO_DEVICE);
+    if (error) l->status = kvf_fail(l->err, cuda_failed(l->b, "cudaMemcpy", error), "%s", l->b->base.trouble);
+}
+
+static bool to_halves(const float *from, kvf_half_bits *to, size_t count) {
+    bool fits = true;
+    for (size_t i = 0; i < count; i++) {
+        to[i] = kvf_f32_to_f16(from[i]);
+        fits &= (to[i] & 0x7C00) != 0x7C00;
+    }
+    return fits;
+}
+
+/* Rows of a tensor as f16. */
+static void upload_matrix(loader *l, kvf_half_bits *to, const kvf_gguf_tensor *t) {
+    size_t width = (size_t)t->dims[0], rows = (size_t)t->dims[1], step = KVF_MAX(CHUNK_VALUES / width, (size_t)1);
+    const kvf_dtype_info *info = kvf_dtype_find(t->type);
+    size_t row_bytes = width / info->block_values * info->block_bytes;
+    for (size_t row = 0; row < rows && l->status == KVF_OK; row += step) {
+        size_t count = KVF_MIN(step, rows - row);
+        const uint8_t *from = (const uint8_t *)t->data + row * row_bytes;
+        for (size_t i = 0; i < count; i++) kvf_dequant_row(t->type, from + i * row_bytes, l->f32 + i * width, width);
+        if (!to_halves(l->f32, l->f16, count * width)) {
+            l->status = kvf_fail(l->err, KVF_ERR_UNSUPPORTED, "tensor %s has values beyond the range of f16", t->name);
+            return;
+        }
+        upload(l, to + row * width, l->f16, count * width * sizeof *to);
+    }
+}
+
+/* Up to three matrices of the same width, one below the other. */
+static const kvf_half_bits *lay_matrices(loader *l, const kvf_gguf_tensor *const *t, size_t count) {
+    size_t values = 0;
+    for (size_t i = 0; i < count; i++) values += (size_t)(t[i]->dims[0] * t[i]->dims[1]);
+    kvf_half_bits *to = place(l, values * sizeof *to), *at = to;
+    for (size_t i = 0; to && i < count && l->status == KVF_OK; i++) {
+        upload_matrix(l, at, t[i]);
+        at += t[i]->dims[0] * t[i]->dims[1];
+    }
+    return to;
+}
+
+/* Up to three vectors one after the other; NULL where the model has none. */
+static const float *lay_vectors(loader *l, const kvf_gguf_tensor *const *t, size_t count) {
+    if (!t[0]) return NULL;
+    size_t values = 0;
+    for (size_t i = 0; i < count; i++) values += (size_t)(t[i]->dims[0] * t[i]->dims[1]);
+    float *to = place(l, values * sizeof *to), *at = to;
+    for (size_t i = 0; to && i < count && l->status == KVF_OK; i++) {
+        size_t len = (size_t)(t[i]->dims[0] * t[i]->dims[1]);
+        KVF_ASSERT(len <= CHUNK_VALUES);
+        kvf_dequant_row(t[i]->type, t[i]->data, l->f32, len);
+        upload(l, at, l->f32, len * sizeof *at);
+        at += len;
+    }
+    return to;
+}
+static const float *lay_vector(loader *l, const kvf_gguf_tensor *t) { return lay_vectors(l, &t, 1); }
+
+static void lay_layer(loader *l, cuda_layer *w, const kvf_model_layer *t) {
+    const kvf_gguf_tensor *qkv[] = {t->attn_q, t->attn_k, t->attn_v}, *o[] = {t->attn_output},
+                          *gate_up[] = {t->ffn_gate, t->ffn_up}, *down[] = {t->ffn_down},
+                          *bias[] = {t->attn_q_bias, t->attn_k_bias, t->attn_v_bias};
+    w->qkv = lay_matrices(l, qkv, 3);
+    w->o = lay_matrices(l, o, 1);
+    w->gate_up = lay_matrices(l, gate_up, 2);
+    w->down = lay_matrices(l, down, 1);
+    w->qkv_bias = lay_vectors(l, bias, 3);
+    w->attn_norm = lay_vector(l, t->attn_norm);
+    w->ffn_norm = lay_vector(l, t->ffn_norm);
+    w->q_norm = lay_vector(l, t->attn_q_norm);
+    w->k_norm = lay_vector(l, t->attn_k_norm);
+}
+
+/* [position][rope_dims]: cosines, then sines, as the CPU computes them. */
+static const float *lay_angles(loader *l) {
+    const kvf_model_spec *s = &l->b->spec;
+    float *to = place(l, (size_t)s->context_max * s->rope_dims * sizeof *to);
+    if (!to) return NULL;
+    double *frequency = calloc(s->rope_dims / 2 + 1, sizeof *frequency);
+    float *chunk = malloc((size_t)POSITIONS_A_CHUNK * s->rope_dims * sizeof *chunk);
+    if (!frequency || !chunk) {
+        l->status = kvf_fail(l->err, KVF_ERR_NO_MEMORY, "out of memory");
+    } else {
+        kvf_rope_frequencies(s->rope_base, s->rope_scale, s->rope_factors, s->rope_dims, frequency);
+        for (uint32_t first = 0; first < s->context_max && l->status == KVF_OK; first += POSITIONS_A_CHUNK) {
+            uint32_t count = KVF_MIN((uint32_t)POSITIONS_A_CHUNK, s->context_max - first);
+            for (uint32_t i = 0; i < count; i++)
+                kvf_rope_angles(frequency, s->rope_dims / 2, first + i, chunk + (size_t)i * s->rope_dims);
+            upload(l, to + (size_t)first * s->rope_dims, chunk, (size_t)count * s->rope_dims * sizeof *chunk);
+        }
+    }
+    free(frequency);
+    free(chunk);
+    return to;
+}
+
+static void lay_model(loader *l) {
+    cuda_backend *b = l->b;
+    const kvf_model_spec *s = &b->spec;
+    l->used = 0;
+    b->embedding = lay_matrices(l, &s->embedding, 1);
+    b->head = s->head_tied ? b->embedding : lay_matrices(l, &s->output, 1);
+    for (uint32_t i = 0; i < s->layers; i++) lay_layer(l, &b->layer[i], &s->layer[i]);
+    b->output_norm = lay_vector(l, s->output_norm);
+    b->cos_sin = lay_angles(l);
+}
+
+kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err) {
+    loader l = {.b = b, .err = err};
+    size_t widest = KVF_MAX(b->spec.ffn, KVF_MAX(b->spec.hidden, b->spec.heads * b->spec.head_dim));
+    size_t room = KVF_MAX((size_t)CHUNK_VALUES, widest);
+    b->layer = calloc(b->spec.layers, sizeof *b->layer);
+    l.f32 = malloc(room * sizeof *l.f32);
+    l.f16 = malloc(room * sizeof *l.f16);
+    if (!b->layer || !l.f32 || !l.f16) {
+        l.status = kvf_fail(err, KVF_ERR_NO_MEMORY, "out of memory");
+        goto end;
+    }
+    lay_model(&l);
+    l.base = cuda_take(b, l.used);
+    if (l.base)
+        lay_model(&l);
+    else
+        l.status = kvf_fail(err, KVF_ERR_NO_MEMORY, "%s: no room for %zu MiB of weights: %s", b->options.model_path,
+            l.used >> 20, b->base.trouble);
+end:
+    free(l.f32);
+    free(l.f16);
+    return l.status;
+}

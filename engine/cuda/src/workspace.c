@@ -1,0 +1,104 @@
+/* The page pool, and everything a step works in: one device block and its pinned counterpart on the host. */
+#include "device_int.h"
+#include <stdlib.h>
+
+typedef struct {
+    uint8_t *base; /* NULL while measuring */
+    size_t used;
+} carver;
+static void *carve(carver *c, size_t len_bytes) {
+    c->used = kvf_align_up(c->used, 256);
+    void *at = c->base ? c->base + c->used : NULL;
+    c->used += len_bytes;
+    return at;
+}
+#define CARVE(c, type, count) ((type *)carve((c), sizeof(type) * (size_t)(count)))
+
+static uint32_t tables_width(const cuda_backend *b) {
+    return (uint32_t)kvf_div_up(b->spec.context_max, KVF_BLOCK_TOKENS);
+}
+
+static void carve_inputs(const cuda_backend *b, carver *c, cuda_inputs *in) {
+    size_t rows = b->options.tokens_max, runs = b->options.sequences_max;
+    in->tokens = CARVE(c, uint32_t, rows);
+    in->positions = CARVE(c, uint32_t, rows);
+    in->row_blocks = CARVE(c, uint32_t, rows);
+    in->contexts = CARVE(c, uint32_t, runs);
+    in->prefills = CARVE(c, kvf_cuda_run, runs);
+    in->tables = CARVE(c, uint32_t, runs * tables_width(b)); /* last: only what a step needs of it is copied */
+}
+
+static void carve_workspace(cuda_backend *b, carver *c) {
+    const kvf_model_spec *s = &b->spec;
+    size_t rows = b->options.tokens_max, kept = b->options.logit_rows_max, q = (size_t)s->heads * s->head_dim;
+    b->x = CARVE(c, float, rows * s->hidden);
+    b->normed = CARVE(c, kvf_half_bits, rows * s->hidden);
+    b->qkv = CARVE(c, kvf_half_bits, rows * (s->heads + 2 * s->kv_heads) * s->head_dim);
+    b->q = CARVE(c, kvf_half_bits, rows * q);
+    b->heads = CARVE(c, kvf_half_bits, rows * q);
+    b->gate_up = CARVE(c, kvf_half_bits, rows * 2 * s->ffn);
+    b->ffn = CARVE(c, kvf_half_bits, rows * s->ffn);
+    b->sum = CARVE(c, kvf_half_bits, rows * s->hidden);
+    b->x_kept = CARVE(c, float, kept * s->hidden);
+    b->heads_kept = CARVE(c, kvf_half_bits, kept * q);
+    b->logits = CARVE(c, float, kept * s->vocab);
+    b->partial = CARVE(
+        c, float, b->kernels->decode_partial_floats(b->options.sequences_max, s->heads, s->head_dim, s->context_max));
+}
+
+static kvf_status make_events(cuda_backend *b, kvf_error *err) {
+    b->layer_done = calloc(b->spec.layers, sizeof(kvf_cuda_event));
+    if (!b->layer_done) return kvf_fail(err, KVF_ERR_NO_MEMORY, "out of memory");
+    for (; b->layers_events < b->spec.layers; b->layers_events++) {
+        int error = b->api.event_create(
+            &b->layer_done[b->layers_events], KVF_CUDA_EVENT_NO_TIMING | KVF_CUDA_EVENT_BLOCKING_SYNC);
+        if (error) return kvf_fail(err, cuda_failed(b, "cudaEventCreate", error), "%s", b->base.trouble);
+    }
+    return KVF_OK;
+}
+
+kvf_status cuda_make_workspace(cuda_backend *b, kvf_error *err) {
+    carver device = {0}, inputs = {0};
+    carve_workspace(b, &device);
+    carve_inputs(b, &inputs, &b->device);
+    b->inputs_bytes = inputs.used;
+    device.base = cuda_take(b, device.used);
+    inputs.base = b->device_inputs = cuda_take(b, inputs.used);
+    if (!device.base || !inputs.base)
+        return kvf_fail(
+            err, KVF_ERR_NO_MEMORY, "no room for %zu MiB of workspace: %s", device.used >> 20, b->base.trouble);
+    device.used = inputs.used = 0;
+    carve_workspace(b, &device);
+    carve_inputs(b, &inputs, &b->device);
+    int error = b->api.host_take(&b->host_inputs, b->inputs_bytes, 0);
+    void *logits = NULL;
+    size_t logits_bytes = (size_t)b->options.logit_rows_max * b->spec.vocab * sizeof(float);
+    if (!error) error = b->api.host_take(&logits, logits_bytes, 0);
+    b->host_logits = logits;
+    if (error) return kvf_fail(err, cuda_failed(b, "cudaHostAlloc", error), "%s", b->base.trouble);
+    carver host = {.base = b->host_inputs};
+    carve_inputs(b, &host, &b->host);
+    b->places = calloc(b->options.sequences_max, sizeof *b->places);
+    b->run_rows = calloc(b->options.sequences_max, sizeof *b->run_rows);
+    b->scratch = aligned_alloc(64, kvf_align_up(kvf_sample_scratch_bytes(b->spec.vocab), 64));
+    if (!b->places || !b->run_rows || !b->scratch) return kvf_fail(err, KVF_ERR_NO_MEMORY, "out of memory");
+    return make_events(b, err);
+}
+
+kvf_status cuda_make_pool(cuda_backend *b, double memory_share, kvf_error *err) {
+    uint64_t bytes = b->options.kv_memory_bytes;
+    if (memory_share > 0) {
+        size_t free_bytes = 0, total_bytes = 0;
+        int error = b->api.memory_info(&free_bytes, &total_bytes);
+        if (error) return kvf_fail(err, cuda_failed(b, "cudaMemGetInfo", error), "%s", b->base.trouble);
+        bytes = (uint64_t)((double)free_bytes * memory_share);
+    }
+    kvf_status status = kvf_backend_count_blocks(&b->spec, b->options.kv_type, bytes, &b->base.blocks, err);
+    if (status != KVF_OK) return status;
+    b->layer_bytes = (size_t)b->base.blocks * b->base.page_bytes;
+    b->pages = cuda_take(b, b->layer_bytes * b->spec.layers);
+    if (!b->pages)
+        return kvf_fail(err, KVF_ERR_NO_MEMORY, "kv.memory: no room for %zu MiB of pages: %s",
+            b->layer_bytes * b->spec.layers >> 20, b->base.trouble);
+    return KVF_OK;
+}

@@ -1,0 +1,139 @@
+/* The CUDA backend on the fake runtime and the emulator: what every backend must do, and what only a device can get
+ * wrong. */
+#include "backend_cases.h"
+#include "fake_cuda.h"
+#include "kvf/cuda_backend.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+#include <stdio.h>
+
+static const kvf_cuda_libraries fakes = {KVF_FAKE_CUDA_FOLDER "/libcuda.so.1", KVF_FAKE_CUDA_FOLDER "/libcudart.so.13",
+    KVF_FAKE_CUDA_FOLDER "/libnccl.so.2"};
+static const char plugin[] = KVF_FAKE_CUDA_FOLDER "/libkvferry-cuda.so";
+
+static kvf_status open_on_fakes(const kvf_backend_options *options, kvf_backend **out, kvf_error *err) {
+    return kvf_backend_open_cuda(options, &(kvf_cuda_backend_options){.libraries = &fakes, .plugin = plugin}, out, err);
+}
+/* f16 activations against f32: logits of these models differ by up to 0.01. */
+static const backend_under_test cuda = {.open = open_on_fakes, .logprob_tolerance = 0.02};
+static const char *const names[] = {"llama", "llama3-rope", "mistral-wide-head", "qwen2", "qwen3"};
+
+static void golden_tokens(void **state) { backend_gives_golden_tokens(&cuda, names, KVF_COUNT_OF(names)); }
+static void batches_change_nothing(void **state) { backend_batches_change_nothing(&cuda); }
+static void scores(void **state) { backend_scores_agree_with_the_cpu(&cuda); }
+static void copies(void **state) { backend_copies_a_part_of_a_block(&cuda); }
+static void refusals(void **state) { backend_refuses_what_it_cannot(&cuda); }
+
+static const kvf_backend_options small = {.model_path = KVF_SOURCE_DIR "/tests/golden/tiny/llama.gguf",
+    .kv_memory_bytes = 1u << 20,
+    .threads = 1,
+    .tokens_max = 32,
+    .sequences_max = 4,
+    .logit_rows_max = 4};
+
+static kvf_backend *open_small(void) {
+    kvf_backend *b = NULL;
+    kvf_error err;
+    if (open_on_fakes(&small, &b, &err) != KVF_OK) fail_msg("%s", err.message);
+    return b;
+}
+
+static void says_what_is_missing(const kvf_cuda_backend_options *o, const char *what) {
+    kvf_backend *b = NULL;
+    kvf_error err;
+    kvf_status status = kvf_backend_open_cuda(&small, o, &b, &err);
+    assert_true(status == KVF_ERR_UNSUPPORTED || status == KVF_ERR_NOT_FOUND);
+    if (!strstr(err.message, what)) fail_msg("\"%s\" does not name \"%s\"", err.message, what);
+}
+
+static void what_is_missing_is_named(void **state) {
+    const kvf_cuda_libraries no_driver = {.driver = "/nowhere/libcuda.so.1"};
+    const kvf_cuda_libraries no_runtime = {.driver = fakes.driver, .runtime = "/nowhere/libcudart.so.13"};
+    says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &no_driver, .plugin = plugin}, "no NVIDIA driver");
+    says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &no_runtime, .plugin = plugin}, "no CUDA runtime");
+    says_what_is_missing(
+        &(kvf_cuda_backend_options){.libraries = &fakes, .plugin = "/nowhere/x.so"}, "no device code here: /nowhere");
+    says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = fakes.driver}, "not one of ours");
+    says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = plugin, .device = 7}, "GPU 7");
+    fake_cuda_settings s;
+    fake_cuda_get(&s);
+    s.capability = 75;
+    fake_cuda_set(&s);
+    says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = plugin}, "sm_75");
+    fake_cuda_reset();
+}
+
+/* Each call to the runtime fails once while a backend is opened, used and closed: a status, a text, nothing held. */
+static void every_call_may_fail(void **state) {
+    static const char *const calls[] = {"cudaMalloc", "cudaHostAlloc", "cudaMemcpy", "cudaStreamCreateWithPriority",
+        "cudaEventCreateWithFlags", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize",
+        "cudaStreamSynchronize", "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiateWithFlags",
+        "cudaGraphLaunch", "cudaSetDevice", "kernel", "copy"};
+    static const uint32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
+    static const uint32_t blocks[] = {1, 2};
+    fake_cuda_counts before, after;
+    fake_cuda_count(&before);
+    for (size_t i = 0; i < KVF_COUNT_OF(calls); i++) {
+        bool failed = true;
+        for (uint32_t nth = 1; failed && nth <= 3; nth++) {
+            kvf_backend *b = NULL;
+            kvf_error err = {.message = ""};
+            kvf_sampling greedy;
+            kvf_sampling_defaults(&greedy);
+            kvf_sample out;
+            fake_cuda_fault(calls[i], nth, FAKE_FAIL, 999);
+            failed = open_on_fakes(&small, &b, &err) != KVF_OK;
+            if (failed) assert_true(err.message[0] != 0);
+            for (uint32_t step = 0; b && step < 2; step++) { /* a prompt, then one token */
+                kvf_engine_run r = {.tokens = step ? &tokens[19] : tokens,
+                    .count = step ? 1 : 19,
+                    .position = step ? 19 : 0,
+                    .blocks = blocks,
+                    .logit_rows = 1};
+                kvf_backend_sample want = {.input = {.sampling = &greedy,
+                                               .vocab = 320,
+                                               .vocab_used = 320,
+                                               .tokens = tokens,
+                                               .tokens_count = 20,
+                                               .prompt_count = 20},
+                    .out = &out};
+                kvf_backend_step s = {.runs = &r, .runs_count = 1, .samples = &want, .samples_count = 1};
+                kvf_status status = b->ops->run_step(b, &s);
+                failed |= status != KVF_OK;
+                if (status != KVF_OK) assert_true(b->trouble[0] != 0);
+                if (status != KVF_OK && !b->broken) assert_int_equal(b->ops->run_step(b, &s), KVF_OK);
+            }
+            bool broken = strcmp(calls[i], "kernel") == 0 || strcmp(calls[i], "copy") == 0;
+            kvf_backend_destroy(b);
+            fake_cuda_reset();
+            fake_cuda_count(&after);
+            if (broken) before = after; /* a broken device takes nothing back; the process ends */
+            if (after.allocations != before.allocations || after.host_allocations != before.host_allocations ||
+                after.streams != before.streams || after.events != before.events || after.graphs != before.graphs)
+                fail_msg("%s failing at call %u: something is still held", calls[i], nth);
+        }
+    }
+}
+
+static void a_broken_device_is_told(void **state) {
+    kvf_backend *b = open_small();
+    uint32_t token = 1, block = 1;
+    kvf_engine_run r = {.tokens = &token, .count = 1, .blocks = &block, .logit_rows = 1};
+    kvf_backend_step s = {.runs = &r, .runs_count = 1};
+    assert_int_equal(b->ops->run_step(b, &s), KVF_OK);
+    fake_cuda_fault("kernel", 1, FAKE_FAIL, KVF_CUDA_ILLEGAL_ADDRESS);
+    assert_int_equal(b->ops->run_step(b, &s), KVF_ERR_INTERNAL);
+    assert_true(b->broken);
+    assert_non_null(strstr(b->trouble, "cudaErrorIllegalAddress"));
+    kvf_backend_destroy(b);
+    fake_cuda_reset();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(golden_tokens), cmocka_unit_test(batches_change_nothing),
+        cmocka_unit_test(scores), cmocka_unit_test(copies), cmocka_unit_test(refusals),
+        cmocka_unit_test(what_is_missing_is_named), cmocka_unit_test(every_call_may_fail),
+        cmocka_unit_test(a_broken_device_is_told)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
