@@ -111,6 +111,9 @@ template <class T> static inline T atomicAdd(T *p, T v) {
 template <class T> static inline T atomicMax(T *p, T v) {
     return kvf_emu_update(p, [v](T a) { return a < v ? v : a; });
 }
+template <class T> static inline T atomicOr(T *p, T v) {
+    return kvf_emu_update(p, [v](T a) { return (T)(a | v); });
+}
 template <class T> static inline T atomicXor(T *p, T v) {
     return kvf_emu_update(p, [v](T a) { return (T)(a ^ v); });
 }
@@ -127,6 +130,12 @@ static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline double __dsub_rn(double a, double b) { return a - b; }
+static inline double __ddiv_rn(double a, double b) { return a / b; }
+static inline unsigned long long __float2ull_rn(float x) { return (unsigned long long)rint((double)x); }
+static inline unsigned long long __double2ull_ru(double x) { return (unsigned long long)ceil(x); }
 static inline float __fdividef(float a, float b) { return a / b; }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
@@ -144,6 +153,16 @@ static inline unsigned __float_as_uint(float x) {
 }
 static inline float __uint_as_float(unsigned bits) {
     float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static inline long long __double_as_longlong(double x) {
+    long long bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+static inline double __longlong_as_double(long long bits) {
+    double x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
