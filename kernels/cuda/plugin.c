@@ -15,6 +15,9 @@ static const kvf_cuda_plugin_table table = {.abi = KVF_CUDA_PLUGIN_ABI,
     .block_copy = kvf_cuda_block_copy,
     .gemm_create = kvf_cuda_gemm_create,
     .gemm_destroy = kvf_cuda_gemm_destroy,
-    .gemm_run = kvf_cuda_gemm_run};
+    .gemm_run = kvf_cuda_gemm_run,
+    .dequantise = kvf_cuda_dequantise,
+    .sample_scratch_bytes = kvf_cuda_sample_scratch_bytes,
+    .sample_rows = kvf_cuda_sample_rows};
 
 const kvf_cuda_plugin_table *kvf_cuda_plugin(uint32_t abi) { return abi == KVF_CUDA_PLUGIN_ABI ? &table : NULL; }

@@ -4,8 +4,9 @@
 #define KVF_CUDA_PLUGIN_H
 #include "kvf/cuda_gemm.h"
 #include "kvf/cuda_pages.h"
+#include "kvf/cuda_sample.h"
 
-#define KVF_CUDA_PLUGIN_ABI 1u /* changes with any of these headers */
+#define KVF_CUDA_PLUGIN_ABI 2u /* changes with any of these headers */
 #define KVF_CUDA_PLUGIN_SYMBOL "kvf_cuda_plugin"
 #define KVF_CUDA_PLUGIN_FILE "libkvferry-cuda.so"
 
@@ -26,6 +27,9 @@ typedef struct {
     int (*gemm_create)(kvf_cuda_gemm **out, void *workspace, size_t workspace_bytes, char *why, size_t why_room_bytes);
     void (*gemm_destroy)(kvf_cuda_gemm *g);
     int (*gemm_run)(kvf_cuda_gemm *g, const kvf_cuda_product *p, void *stream);
+    int (*dequantise)(void *out, kvf_cuda_type to, uint32_t type, const void *src, size_t count, void *stream);
+    size_t (*sample_scratch_bytes)(uint32_t vocab, uint32_t rows_count);
+    int (*sample_rows)(const kvf_cuda_sample *a, void *stream);
 } kvf_cuda_plugin_table;
 
 typedef const kvf_cuda_plugin_table *(*kvf_cuda_plugin_entry)(uint32_t abi);
