@@ -43,9 +43,6 @@ void on_thaw(sim *s, uint32_t who) {
     process *p = &s->process[who];
     if (!p->alive || !p->frozen) return;
     p->frozen = false;
-    /* A router that slept for longer than the grace takes it for a time without nodes. */
-    if (who >= SIM_NODES && s->now - p->frozen_at >= SIM_READY_GRACE_NS * 9 / 10)
-        s->router[who - SIM_NODES].unserved = s->now;
     p->stale_clock = p->held.count > 0;
     TRACE(s, "process %u thaws, %u events wait", who, p->held.count);
     s->count.thawed_late += p->held.count;

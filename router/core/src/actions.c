@@ -220,7 +220,7 @@ static bool next_of_node(kvf_router *r, kvf_router_action *a) {
 }
 
 bool kvf_router_next(kvf_router *r, kvf_time_ns now, kvf_router_action *a) {
-    r->now = now;
+    rt_clock(r, now);
     for (;;) {
         if (next_hello(r, a) || next_cancel(r, a) || next_batch(r, a)) return true;
         if (r->cancels_count) continue; /* the batch's own */
@@ -246,28 +246,28 @@ static kvf_status admin_push(kvf_router *r, uint32_t node, kvf_rmsg msg) {
 }
 
 kvf_status kvf_router_drain(kvf_router *r, kvf_time_ns now, uint32_t node, kvf_time_ns deadline_ns) {
-    r->now = now;
+    rt_clock(r, now);
     return admin_push(r, node, (kvf_rmsg){.kind = KVF_R_DRAIN, .drain = {.deadline_ns = deadline_ns}});
 }
 
 kvf_status kvf_router_undrain(kvf_router *r, kvf_time_ns now, uint32_t node) {
-    r->now = now;
+    rt_clock(r, now);
     return admin_push(r, node, (kvf_rmsg){.kind = KVF_R_UNDRAIN});
 }
 
 kvf_status kvf_router_set_role(kvf_router *r, kvf_time_ns now, uint32_t node, kvf_role role) {
-    r->now = now;
+    rt_clock(r, now);
     if (role != KVF_ROLE_PREFILL && role != KVF_ROLE_DECODE) return KVF_ERR_INVALID;
     return admin_push(r, node, (kvf_rmsg){.kind = KVF_R_SET_ROLE, .set_role = {.role = role}});
 }
 
 kvf_status kvf_router_flush(kvf_router *r, kvf_time_ns now, uint32_t node, uint64_t query) {
-    r->now = now;
+    rt_clock(r, now);
     return admin_push(r, node, (kvf_rmsg){.kind = KVF_R_FLUSH, .flush = {.query = query}});
 }
 
 kvf_status kvf_router_audit(kvf_router *r, kvf_time_ns now, uint32_t node, uint64_t query) {
-    r->now = now;
+    rt_clock(r, now);
     if (r->admin_count + 2 > RT_ADMIN_MAX) return KVF_AGAIN;
     kvf_status status = admin_push(r, node, (kvf_rmsg){.kind = KVF_R_SNAPSHOT});
     if (status != KVF_OK) return status;
@@ -277,7 +277,7 @@ kvf_status kvf_router_audit(kvf_router *r, kvf_time_ns now, uint32_t node, uint6
 
 kvf_status kvf_router_blocks(kvf_router *r, kvf_time_ns now, uint32_t node, uint64_t query, kvf_request_id request,
     kvf_hash128 name, uint32_t limit) {
-    r->now = now;
+    rt_clock(r, now);
     return admin_push(r, node,
         (kvf_rmsg){.kind = KVF_R_BLOCKS, .blocks = {.query = query, .request = request, .name = name, .limit = limit}});
 }

@@ -168,22 +168,20 @@ static uint64_t open_nodes(const kvf_router *r, uint64_t nodes) {
 
 typedef enum { TAKEN, CLOSED, SET_ASIDE, ENDED } outcome;
 
+static bool grace_over(kvf_router *r, rt_leg *l) {
+    if (l->unready_since == KVF_TIME_NEVER) l->unready_since = rt_awake(r);
+    return rt_after(l->unready_since, r->config.ready_grace_ns) <= rt_awake(r);
+}
+
 /* No node of a role is ready (or usable): wait for one, within the grace. */
 static outcome wait_for(kvf_router *r, rt_seq *s, const char *what) {
     rt_leg *l = &s->l;
-    if (l->unready_since == KVF_TIME_NEVER) l->unready_since = r->now;
-    kvf_time_ns until = rt_after(l->unready_since, r->config.ready_grace_ns);
-    if (until <= r->now) {
+    if (grace_over(r, l)) {
         rt_request_fail(r, rt_request_at(r, s), KVF_ERR_PEER_LOST, "", what, r->config.retry_after_ns);
         return ENDED;
     }
-    rt_leg_hold(r, s, KVF_MIN(until, rt_after(r->now, RT_HOLD_NS)));
+    rt_leg_hold(r, s, rt_after(r->now, RT_HOLD_NS));
     return SET_ASIDE;
-}
-
-static bool grace_over(kvf_router *r, rt_leg *l) {
-    if (l->unready_since == KVF_TIME_NEVER) l->unready_since = r->now;
-    return rt_after(l->unready_since, r->config.ready_grace_ns) <= r->now;
 }
 
 typedef struct {

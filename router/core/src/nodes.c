@@ -8,7 +8,7 @@ static bool bit(uint64_t bits, uint32_t i) { return bits >> i & 1; }
 /* ---- members ---- */
 
 kvf_status kvf_router_add_node(kvf_router *r, kvf_time_ns now, uint32_t node, const char *id, kvf_role role) {
-    r->now = now;
+    rt_clock(r, now);
     if (node >= r->config.nodes_max || strnlen(id, KVF_NAME_MAX) >= KVF_NAME_MAX) return KVF_ERR_INVALID;
     rt_node *n = &r->nodes[node];
     if (n->used) return KVF_ERR_BUSY;
@@ -78,7 +78,7 @@ static void lose_node(kvf_router *r, uint32_t node, bool died, const char *text)
 }
 
 void kvf_router_remove_node(kvf_router *r, kvf_time_ns now, uint32_t node) {
-    r->now = now;
+    rt_clock(r, now);
     if (node >= r->config.nodes_max || !r->nodes[node].used) return;
     rt_node *n = &r->nodes[node];
     n->up = n->welcomed = false; /* not to be chosen again by what follows */
@@ -111,7 +111,7 @@ void rt_node_arm(kvf_router *r, uint32_t node) {
 }
 
 void kvf_router_on_session_up(kvf_router *r, kvf_time_ns now, uint32_t node) {
-    r->now = now;
+    rt_clock(r, now);
     KVF_ASSERT(node < r->config.nodes_max);
     rt_node *n = &r->nodes[node];
     if (!n->used) return;
@@ -135,7 +135,7 @@ static void session_down(kvf_router *r, uint32_t node, kvf_time_ns since_ns) {
 }
 
 void kvf_router_on_session_down(kvf_router *r, kvf_time_ns now, uint32_t node) {
-    r->now = now;
+    rt_clock(r, now);
     KVF_ASSERT(node < r->config.nodes_max);
     rt_node *n = &r->nodes[node];
     if (!n->used) return;
@@ -144,7 +144,7 @@ void kvf_router_on_session_down(kvf_router *r, kvf_time_ns now, uint32_t node) {
 }
 
 void kvf_router_on_node_gone(kvf_router *r, kvf_time_ns now, uint32_t node) {
-    r->now = now;
+    rt_clock(r, now);
     KVF_ASSERT(node < r->config.nodes_max);
     rt_node *n = &r->nodes[node];
     if (!n->used || !n->known || n->up || n->lost) return;

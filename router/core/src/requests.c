@@ -164,7 +164,7 @@ static void request_fill(kvf_router *r, kvf_time_ns now, const kvf_router_reques
 kvf_status kvf_router_submit(
     kvf_router *r, kvf_time_ns now, const kvf_router_request *in, kvf_request_id *id, kvf_refusal *refusal) {
     KVF_ASSERT(r && in && id && refusal);
-    r->now = now;
+    rt_clock(r, now);
     uint32_t n = in->n ? in->n : 1;
     kvf_status status = check_form(r, in, n, refusal);
     if (status == KVF_OK) status = check_room(r, now, in, n, refusal);
@@ -299,7 +299,7 @@ void rt_choice_end(kvf_router *r, rt_seq *s, bool ended_here) {
 }
 
 void kvf_router_end_choice(kvf_router *r, kvf_time_ns now, kvf_request_id id, uint32_t choice, uint32_t end_position) {
-    r->now = now;
+    rt_clock(r, now);
     rt_request *q = rt_request_by(r, id);
     rt_seq *s = q ? rt_seq_choice(r, q, choice) : NULL;
     if (!s) return;
@@ -310,7 +310,7 @@ void kvf_router_end_choice(kvf_router *r, kvf_time_ns now, kvf_request_id id, ui
 }
 
 void kvf_router_cancel(kvf_router *r, kvf_time_ns now, kvf_request_id id, kvf_cancel_why why) {
-    r->now = now;
+    rt_clock(r, now);
     rt_request *q = rt_request_by(r, id);
     if (!q) return;
     if (q->finish_waits) {

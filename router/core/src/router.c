@@ -129,8 +129,15 @@ static void timer_fired(kvf_router *r, uint32_t timer) {
     }
 }
 
-void kvf_router_on_time(kvf_router *r, kvf_time_ns now) {
+void rt_clock(kvf_router *r, kvf_time_ns now) {
+    uint32_t timer = rt_heap_top(&r->timers);
+    kvf_time_ns from = timer == RT_NONE ? now : KVF_MAX(r->timer_at[timer], r->now);
+    if (now > from && now - from >= RT_LATE_NS) r->slept_ns += now - from;
     r->now = now;
+}
+
+void kvf_router_on_time(kvf_router *r, kvf_time_ns now) {
+    rt_clock(r, now);
     for (;;) {
         uint32_t timer = rt_heap_top(&r->timers);
         if (timer == RT_NONE || r->timer_at[timer] > now) break;
@@ -154,7 +161,7 @@ static void on_numbered(kvf_router *r, uint32_t node, const kvf_nmsg *msg, uint6
 
 void kvf_router_on_msg(kvf_router *r, kvf_time_ns now, uint32_t node, const kvf_nmsg *msg) {
     KVF_ASSERT(node < r->config.nodes_max && !r->batch);
-    r->now = now;
+    rt_clock(r, now);
     rt_node *n = &r->nodes[node];
     if (!n->used || !n->up) return;
     n->heard_ns = now;

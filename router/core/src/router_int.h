@@ -49,6 +49,7 @@
     (500 * KVF_NS_PER_MS) /* how long a node that ought to be decoding may be silent before it is asked */
 #define RT_SLOW_TIMES 8 /* a page waited so many times longer than the best pair's */
 #define RT_SLOW_HANDOFFS 2 /* in a row */
+#define RT_LATE_NS (100 * KVF_NS_PER_MS) /* a timer this late: the router itself was not running */
 #define RT_HOLD_NS (20 * KVF_NS_PER_MS) /* how soon a held leg is looked at again when no event wakes it */
 
 typedef enum {
@@ -108,7 +109,7 @@ typedef struct {
     uint64_t impossible; /* nodes that can never hold it */
     uint64_t tried; /* nodes that said "not now" since it last was admitted */
     uint64_t arrival;
-    kvf_time_ns unready_since; /* no node could be chosen since; KVF_TIME_NEVER: not so */
+    kvf_time_ns unready_since; /* no node could be chosen since (rt_awake); KVF_TIME_NEVER: not so */
     kvf_time_ns grant_until; /* GRANTED: when to stop looking for a prefill node */
     kvf_time_ns stall_ns; /* PREFILLING: when the hand-off has to be over; 0: the first token is not here yet */
     kvf_time_ns admitted_ns; /* of this attempt */
@@ -205,6 +206,7 @@ typedef struct {
 struct kvf_router {
     kvf_router_config config;
     kvf_time_ns now;
+    kvf_time_ns slept_ns; /* in all, while timers were due */
     rt_seq *seqs;
     uint32_t *tokens; /* requests_max * context_max */
     uint32_t *missing; /* requests_max * missing_max */
@@ -353,7 +355,10 @@ bool rt_batch_next(kvf_router *r, kvf_router_action *action);
 void rt_batch_begin(kvf_router *r, uint32_t node, const kvf_nmsg *msg);
 bool rt_admitted_action(rt_request *q, kvf_router_action *a); /* false: none is due */
 
-/* ---- timers (router.c) ---- */
+/* ---- time (router.c) ---- */
+void rt_clock(kvf_router *r, kvf_time_ns now); /* first of all, in every call */
+/* For limits of what others fail to do: a time in which this router was frozen is not theirs. */
+static inline kvf_time_ns rt_awake(const kvf_router *r) { return r->now - r->slept_ns; }
 static inline uint32_t rt_timer_seq(const kvf_router *r, const rt_seq *s) { return rt_seq_index(r, s); }
 static inline uint32_t rt_timer_request(const kvf_router *r, const rt_request *q) {
     return r->config.requests_max + (uint32_t)(q - r->requests);

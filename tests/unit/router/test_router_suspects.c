@@ -426,6 +426,31 @@ static void the_grace_begins_anew(void **state) {
     bench_close(&b);
 }
 
+/* Who was frozen itself knows nothing of what nodes failed to do meanwhile. */
+static void a_frozen_router_counts_no_grace(void **state) {
+    (void)state;
+    kvf_router_config c;
+    bench b;
+    bench_config(&c);
+    bench_open(&b, &c);
+    bench_node(&b, D, KVF_ROLE_DECODE);
+    bench_submit(&b, 40, 20, KVF_ROUTER_NEVER);
+    bench_down(&b, D);
+    bench_at(&b, b.now + 60 * MS); /* lost; 60 of 100 ms are over */
+    bench_forget(&b);
+    for (int heard_first = 0; heard_first <= 1; heard_first++) { /* at the thaw: a node, or its own timers */
+        b.now += 5 * KVF_NS_PER_S;
+        if (heard_first) bench_up(&b, D);
+        bench_at(&b, b.now + MS);
+        bench_down(&b, D);
+        bench_at(&b, b.now + 10 * MS);
+        assert_int_equal(bench_count(&b, KVF_ROUTER_FAILED), 0);
+    }
+    bench_at(&b, b.now + 100 * MS); /* awake */
+    assert_int_equal(bench_count(&b, KVF_ROUTER_FAILED), 1);
+    bench_close(&b);
+}
+
 /* PD-02 (c): a decode node that takes no page connections. ALWAYS waits for a way, but computes there in the end. */
 static void no_way_to_ship(void **state) {
     (void)state;
@@ -461,6 +486,6 @@ int main(void) {
         cmocka_unit_test(decoding_counts_only_without_a_token), cmocka_unit_test(a_storm_asks_for_more),
         cmocka_unit_test(a_storm_does_not_shield_for_ever), cmocka_unit_test(a_blip_costs_nothing),
         cmocka_unit_test(no_list_outlives_its_process), cmocka_unit_test(load_shrinks_with_each_chunk),
-        cmocka_unit_test(the_grace_begins_anew)};
+        cmocka_unit_test(the_grace_begins_anew), cmocka_unit_test(a_frozen_router_counts_no_grace)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
