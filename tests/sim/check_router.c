@@ -2,22 +2,25 @@
 #include "router_int.h"
 #include "sim.h"
 
-/* Epochs have no order: what a router meets first is the older one to it. */
-bool router_has_met(const sim *s, uint32_t router, uint32_t place, uint64_t epoch) {
-    const rt_node *n = &s->router[router].core->nodes[place];
-    bool met = n->known && n->info.epoch == epoch;
-    for (uint32_t i = 0; i < KVF_MIN(n->retired_count, RT_RETIRED_MAX); i++) met |= n->retired[i] == epoch;
-    return met;
+static bool retired(const rt_node *n, uint64_t epoch) {
+    for (uint32_t i = 0; i < KVF_MIN(n->retired_count, RT_RETIRED_MAX); i++)
+        if (n->retired[i] == epoch) return true;
+    return false;
 }
 
-/* Once a router has met the process that answers now, it works with no older one. */
+/* A router never works with a process that it has retired, and the clocks of hosts have to differ for it to retire the
+ * process that answers now in favour of the one before. */
 static void check_old_processes(sim *s, uint32_t router) {
     for (uint32_t place = 0; place < plan_nodes(s->plan); place++) {
-        uint32_t node = s->place_node[place], old = (node + SIM_PLACES) % SIM_NODES;
         const rt_node *n = &s->router[router].core->nodes[place];
-        if (!n->welcomed || !s->node[old].core || n->info.epoch != s->node[old].config.info.epoch) continue;
-        if (router_has_met(s, router, place, s->node[node].config.info.epoch))
-            sim_fail(s, "r%u takes back the process of place %u that has been replaced", router, place);
+        if (!n->welcomed) continue;
+        if (retired(n, n->info.epoch))
+            sim_fail(s, "r%u takes back a process of place %u that it has retired", router, place);
+        const sim_node *now = &s->node[s->place_node[place]],
+                       *old = &s->node[(s->place_node[place] + SIM_PLACES) % SIM_NODES];
+        if (!old->core || n->info.epoch != old->config.info.epoch) continue;
+        if (old->config.info.started_ns < now->config.info.started_ns && retired(n, now->config.info.epoch))
+            sim_fail(s, "r%u retires the newer process of place %u", router, place);
     }
 }
 

@@ -70,3 +70,4 @@
     {"router", &sim_mutant_router, 17, 2336, "one batch too many acknowledged"},
     {"router", &sim_mutant_router, 18, 200, "a late grant gets no Cancel"},
     {"router", &sim_mutant_router, 19, 0, "the grant of a Reserve that came twice gets no Cancel (found, but seldom)"},
+    {"router", &sim_mutant_router, 20, 2000, "the process of a node that is met later is the newer one"},

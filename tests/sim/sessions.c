@@ -175,10 +175,9 @@ void on_session_side_down(sim *s, const event *e) {
 }
 
 /* While a replaced process lives, its address may still lead to it now and then. */
-static uint32_t who_answers(sim *s, uint32_t router, uint32_t place) {
+static uint32_t who_answers(sim *s, uint32_t place) {
     uint32_t node = s->place_node[place], other = (node + SIM_PLACES) % SIM_NODES;
-    bool old = s->process[other].alive && !s->process[other].frozen &&
-               router_has_met(s, router, place, s->node[other].config.info.epoch) && below(s, 3) == 0;
+    bool old = s->process[other].alive && !s->process[other].frozen && below(s, 3) == 0;
     return old ? other : node;
 }
 
@@ -186,7 +185,7 @@ void on_connect(sim *s, uint32_t router, uint32_t place) {
     sim_router *r = &s->router[router];
     uint32_t last = r->session[place], who = router_process(router);
     if (last != SIM_NONE && !s->session[last].router_down) return;
-    uint32_t node = who_answers(s, router, place);
+    uint32_t node = who_answers(s, place);
     if (!s->process[node].alive || s->process[node].frozen || s->session_blocked[router][place] > s->now) {
         sim_push(s, s->now + us(5000 + below(s, 20000)), EV_CONNECT, who, place);
         return;

@@ -314,6 +314,5 @@ void check_flushed(sim *s, uint32_t node);
 void check_forgotten(sim *s, uint32_t router); /* its time is over: no node holds anything of it */
 bool node_sends(const sim *s, uint32_t node); /* a hand-off is open: its link's heartbeat matters */
 void check_router(sim *s, uint32_t router);
-bool router_has_met(const sim *s, uint32_t router, uint32_t place, uint64_t epoch);
 void check_router_at_end(sim *s, uint32_t router);
 #endif

@@ -16,6 +16,12 @@ kvf_time_ns kvf_os_now_ns(void) {
     return (uint64_t)ts.tv_sec * KVF_NS_PER_S + (uint64_t)ts.tv_nsec;
 }
 
+uint64_t kvf_os_wall_ns(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (uint64_t)ts.tv_sec * KVF_NS_PER_S + (uint64_t)ts.tv_nsec;
+}
+
 void kvf_os_random(void *out, size_t len_bytes) {
     uint8_t *p = out;
     while (len_bytes > 0) {

@@ -228,6 +228,7 @@ static void configure_core(kvf_worker *w, const kvf_tokenizer_info *tok) {
         .status_interval_ns = o->status_interval_ns};
     kvf_os_random(c->secret_seed, sizeof c->secret_seed);
     c->info = (kvf_node_info){.epoch = kvf_os_random_u64() | 1,
+        .started_ns = kvf_os_wall_ns(),
         .wire_version = KVF_WIRE_VERSION,
         .role = o->role,
         .host_id = kvf_os_host_id()};

@@ -161,7 +161,8 @@ static bool identity(reader *r, const PB(Identity) * in, kvf_identity *i) {
 
 static bool node_info(reader *r, const PB(NodeInfo) * in, kvf_node_info *i) {
     if (!in) return bad(r, "info", "is missing");
-    *i = (kvf_node_info){.epoch = in->epoch, .wire_version = in->wire_version, .host_id = in->host_id};
+    *i = (kvf_node_info){
+        .epoch = in->epoch, .wire_version = in->wire_version, .host_id = in->host_id, .started_ns = in->started_ns};
     if (!number(r, "info.role", in->role, KVF_ROLE_PREFILL, KVF_ROLE_DECODE)) return false;
     i->role = (kvf_role)in->role;
     if (!in->node || !in->node[0]) return bad(r, "info.node", "is empty");

@@ -163,6 +163,7 @@ static PB(NodeInfo) * node_info(maker *m, const kvf_node_info *i) {
     p->wire_version = i->wire_version;
     p->role = i->role;
     p->host_id = i->host_id;
+    p->started_ns = i->started_ns;
     p->address = text(i->address);
     p->local_address = text(i->local_address);
     p->backend = text(i->backend);

@@ -224,6 +224,20 @@ static void supersede(kvf_router *r, uint32_t node, const char *text) {
     refuse_node(r, node, text);
 }
 
+/* Epochs have no order, and the order in which a router meets two processes of a node need not be that of their starts.
+ * Their clocks say more, but clocks differ: one that seems to be older only waits until the other is lost, and neither
+ * is retired by that. */
+static bool seems_older(const kvf_node_info *info, const kvf_node_info *known) {
+    return info->started_ns < known->started_ns && !MUTANT(20);
+}
+
+/* Its session is closed too: the next one may lead to the process that is meant. */
+static void wait_for_newer(kvf_router *r, uint32_t node) {
+    refuse_node(r, node, "a newer process of this node is known");
+    r->nodes[node].close_due = true;
+    r->nodes_due |= 1ull << node;
+}
+
 /* Another index under the same name: a second address of the same process, or an older process. false: refused. */
 static bool settle_name(kvf_router *r, uint32_t node, const kvf_node_info *info) {
     rt_node *n = &r->nodes[node];
@@ -242,6 +256,11 @@ static bool settle_name(kvf_router *r, uint32_t node, const kvf_node_info *info)
             lose_node(r, i, false, "its process answers at another address");
             o->known = false;
             continue;
+        }
+        if (seems_older(info, &o->info)) {
+            if (o->lost) continue;
+            wait_for_newer(r, node);
+            return false;
         }
         retire(o, o->info.epoch);
         retire(n, o->info.epoch);
@@ -296,10 +315,10 @@ static void resend(kvf_router *r, uint32_t node) {
     }
 }
 
-static void new_process(kvf_router *r, uint32_t node) {
+static void new_process(kvf_router *r, uint32_t node, const kvf_node_info *info) {
     rt_node *n = &r->nodes[node];
     if (n->known) {
-        retire(n, n->info.epoch);
+        if (!seems_older(info, &n->info)) retire(n, n->info.epoch);
         lose_node(r, node, true, "its process was started again");
     }
     for (uint32_t i = 0; i < r->config.nodes_max; i++) { /* a new process starts without a bad name */
@@ -323,9 +342,13 @@ void rt_node_on_welcome(kvf_router *r, uint32_t node, const kvf_nmsg *msg) {
         supersede(r, node, "an older process of this node");
         return;
     }
-    if (!settle_name(r, node, info)) return;
     bool same = n->known && n->info.epoch == info->epoch;
-    if (!same) new_process(r, node);
+    if (n->known && !same && !n->lost && seems_older(info, &n->info)) {
+        wait_for_newer(r, node);
+        return;
+    }
+    if (!settle_name(r, node, info)) return;
+    if (!same) new_process(r, node, info);
     if (!n->id[0]) snprintf(n->id, sizeof n->id, "%s", info->node);
     n->info = *info;
     n->known = n->welcomed = true;

@@ -36,7 +36,8 @@
  * removed stay in the directory; 9 so do those of a lost node; 10 Hello forgets the attempt before; 11 lost tokens of a
  * running attempt waited for; 12 a hand-back counts as a failure; 13 the attempt before forgotten at the same node; 14
  * silence after a reconnect not asked about; 15 an unanswered Reserve not sent again; 16 new tokens no progress; 17 one
- * batch too many acknowledged; 18 a late grant gets no Cancel; 19 nor does the grant of a Reserve that came twice. */
+ * batch too many acknowledged; 18 a late grant gets no Cancel; 19 nor does the grant of a Reserve that came twice; 20
+ * the process that is met later is the newer one. */
 #ifndef KVF_MUTANT
 #define KVF_MUTANT 0
 #endif

@@ -96,6 +96,7 @@ void bench_welcome(bench *b, uint32_t i, const char *name, kvf_role role, uint64
     snprintf(info->node, sizeof info->node, "%s", name);
     snprintf(info->address, sizeof info->address, "tcp:%s:1", name);
     info->epoch = epoch;
+    info->started_ns = b->started_ns;
     info->host_id = 40 + i;
     info->wire_version = KVF_WIRE_VERSION;
     info->role = role;

@@ -26,6 +26,7 @@ typedef struct {
     bench_action *actions;
     uint32_t count;
     uint64_t batch;
+    uint64_t started_ns; /* what a Welcome says of its process */
     uint64_t events_next; /* what a Welcome says; 0: 1, a node with nothing cached */
 } bench;
 

@@ -438,6 +438,67 @@ static void started_again(void **state) {
     bench_close(&b);
 }
 
+/* A router that has met the new process first: what comes later and began earlier waits until the other is lost, and
+ * takes nothing from it (simulator seed 9441). */
+static void an_older_process_is_met_later(void **state) {
+    (void)state;
+    bench b;
+    opened(&b, false);
+    b.started_ns = 9000;
+    bench_node(&b, 0, KVF_ROLE_DECODE);
+    bench_submit(&b, 40, 5, KVF_ROUTER_NEVER);
+    bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+    bench_local(&b, 0, &reserve.m);
+    bench_down(&b, 0);
+    bench_forget(&b);
+    bench_up(&b, 0); /* the old one answers at the address */
+    b.started_ns = 5000;
+    bench_welcome(&b, 0, "n0", KVF_ROLE_DECODE, 55, "f32");
+    assert_int_equal(bench_find(&b, KVF_ROUTER_CLOSE, 0)->a.node, 0);
+    assert_int_equal(bench_count_sent(&b, 0, KVF_R_SUPERSEDED), 0);
+    assert_int_equal(kvf_router_ready_nodes(b.r, KVF_ROLE_DECODE), 0);
+    bench_down(&b, 0);
+    bench_forget(&b);
+    bench_up(&b, 0); /* the right one again: nothing has changed for its requests */
+    b.started_ns = 9000;
+    bench_welcome(&b, 0, "n0", KVF_ROLE_DECODE, 100, "f32");
+    bench_token(&b, 0, &reserve.m.reserve, 0, 40, 7, KVF_END_NONE);
+    assert_int_equal(bench_count(&b, KVF_ROUTER_TOKEN), 1);
+    assert_int_equal(bench_counters(&b).retries, 0);
+    /* It is lost: then the other may be newer all the same, by a clock that is wrong. */
+    bench_down(&b, 0);
+    kvf_router_on_node_gone(b.r, b.now, 0);
+    bench_up(&b, 0);
+    b.started_ns = 5000;
+    bench_welcome(&b, 0, "n0", KVF_ROLE_DECODE, 55, "f32");
+    assert_int_equal(kvf_router_ready_nodes(b.r, KVF_ROLE_DECODE), 1);
+    /* It was not: the newer one comes back, and the older one is told. */
+    bench_down(&b, 0);
+    bench_up(&b, 0);
+    b.started_ns = 9000;
+    bench_welcome(&b, 0, "n0", KVF_ROLE_DECODE, 100, "f32");
+    assert_int_equal(kvf_router_ready_nodes(b.r, KVF_ROLE_DECODE), 1);
+    bench_down(&b, 0);
+    bench_up(&b, 0);
+    bench_forget(&b);
+    b.started_ns = 5000;
+    bench_welcome(&b, 0, "n0", KVF_ROLE_DECODE, 55, "f32");
+    assert_int_equal(bench_count_sent(&b, 0, KVF_R_SUPERSEDED), 1);
+    /* The same at two addresses. */
+    assert_int_equal(kvf_router_add_node(b.r, b.now, 3, "", KVF_ROLE_DECODE), KVF_OK);
+    bench_down(&b, 0);
+    bench_up(&b, 0);
+    b.started_ns = 9000;
+    bench_welcome(&b, 0, "n0", KVF_ROLE_DECODE, 100, "f32");
+    bench_up(&b, 3);
+    bench_forget(&b);
+    b.started_ns = 8000;
+    bench_welcome(&b, 3, "n0", KVF_ROLE_DECODE, 77, "f32");
+    assert_int_equal(bench_find(&b, KVF_ROUTER_CLOSE, 0)->a.node, 3);
+    assert_int_equal(bench_count_sent(&b, 3, KVF_R_SUPERSEDED) + bench_count_sent(&b, 0, KVF_R_SUPERSEDED), 0);
+    bench_close(&b);
+}
+
 static void acknowledges(void **state) {
     (void)state;
     bench b;
@@ -630,7 +691,8 @@ int main(void) {
         cmocka_unit_test(spreads), cmocka_unit_test(mismatch), cmocka_unit_test(rejected_frames_belong_to_a_pair),
         cmocka_unit_test(wrong_model), cmocka_unit_test(comes_back), cmocka_unit_test(stays_away),
         cmocka_unit_test(silent), cmocka_unit_test(answers_but_never_welcomes), cmocka_unit_test(silence_is_absence),
-        cmocka_unit_test(process_is_gone), cmocka_unit_test(started_again), cmocka_unit_test(acknowledges),
+        cmocka_unit_test(process_is_gone), cmocka_unit_test(started_again),
+        cmocka_unit_test(an_older_process_is_met_later), cmocka_unit_test(acknowledges),
         cmocka_unit_test(events_and_gaps), cmocka_unit_test(audit), cmocka_unit_test(salted_apart),
         cmocka_unit_test(directory_model), cmocka_unit_test(directory_full)};
     return cmocka_run_group_tests(tests, NULL, NULL);

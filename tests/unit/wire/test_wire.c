@@ -133,6 +133,7 @@ static const char *info_differs(const kvf_node_info *a, const kvf_node_info *b) 
     SAME(wire_version);
     SAME(role);
     SAME(host_id);
+    SAME(started_ns);
     SAME(address);
     SAME(local_address);
     SAME(backend);

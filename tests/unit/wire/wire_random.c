@@ -159,6 +159,7 @@ static void info(kvf_rng *rng, kvf_node_info *i) {
     i->wire_version = any32(rng);
     i->role = (kvf_role)one_of(rng, KVF_ROLE_PREFILL, KVF_ROLE_DECODE);
     i->host_id = any(rng);
+    i->started_ns = any(rng);
     text(rng, i->address, sizeof i->address, true);
     text(rng, i->local_address, sizeof i->local_address, true);
     text(rng, i->backend, sizeof i->backend, true);

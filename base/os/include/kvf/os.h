@@ -8,6 +8,7 @@ extern "C" {
 #endif
 
 kvf_time_ns kvf_os_now_ns(void); /* CLOCK_MONOTONIC */
+uint64_t kvf_os_wall_ns(void); /* CLOCK_REALTIME, since 1970: jumps, and differs between hosts */
 void kvf_os_random(void *out, size_t len_bytes);
 uint64_t kvf_os_random_u64(void);
 

@@ -187,6 +187,8 @@ const char *kvf_identity_differs(const kvf_identity *a, const kvf_identity *b, c
 typedef struct {
     char node[KVF_NAME_MAX];
     uint64_t epoch;
+    uint64_t started_ns; /* what its host's wall clock said at its start: compared with that of another process of the
+                            same node, and with nothing else; 0: not known */
     uint32_t wire_version;
     kvf_role role;
     uint64_t host_id;
