@@ -50,6 +50,18 @@ static const char *kernels_of(const kvf_config *c) {
     return cpu && *cpu ? cpu : NULL;
 }
 
+/* A node takes the first of the devices. */
+static int device_of(const kvf_config *c, uint32_t *out) {
+    bool any = kvf_config_list_count(c, "engine.devices") > 0;
+    const char *first = any ? kvf_config_list_string(c, "engine.devices", 0) : "";
+    char *end;
+    unsigned long n = strtoul(first, &end, 10);
+    if (*first < '0' || *first > '9' || *end || n > 1024)
+        return kvf_settings_wrong(c, "engine.devices", "is not a list of numbers of devices");
+    *out = (uint32_t)n;
+    return KVF_EXIT_OK;
+}
+
 static void worker_options_of(const kvf_config *c, kvf_role role, const char *name, kvf_worker_options *w) {
     bool prefill = role == KVF_ROLE_PREFILL;
     kvf_worker_options_default(w);
@@ -59,6 +71,9 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->precision = strcmp(kvf_config_string(c, "engine.precision"), "exact") ? KVF_PRECISION_FAST : KVF_PRECISION_EXACT;
     w->kv_type = strcmp(kvf_config_string(c, "engine.kv_type"), "f32") ? KVF_KV_F16 : KVF_KV_F32;
     w->kernels = kernels_of(c);
+    w->backend = kvf_config_string(c, "engine.backend");
+    w->device_memory_share = kvf_config_u32(c, "engine.device_memory_percent") / 100.0;
+    w->plugin = kvf_config_string(c, "engine.plugin");
     w->threads = kvf_config_u32(c, "engine.threads");
     w->context_max = kvf_config_u32(c, "engine.context");
     w->kv_memory_bytes = kvf_config_u64(c, "kv.memory");
@@ -87,6 +102,8 @@ static void stop_worker(void *self, int signal, uint32_t times) { kvf_worker_sto
 static int run_worker(const kvf_config *c, kvf_role role, const char *name, kvf_tls_settings *tls) {
     kvf_worker_options options;
     worker_options_of(c, role, name, &options);
+    int status = device_of(c, &options.device);
+    if (status != KVF_EXIT_OK) return status;
     options.tls = tls->cluster;
     kvf_error err = {0};
     kvf_worker *w = NULL;
@@ -101,7 +118,7 @@ static int run_worker(const kvf_config *c, kvf_role role, const char *name, kvf_
     kvf_tls_settings_watch(tls);
     if (kvf_worker_create(&options, &w, &err) != KVF_OK) return failed(&err);
     kvf_signals *signals;
-    int status = KVF_EXIT_FAILED;
+    status = KVF_EXIT_FAILED;
     if (kvf_signals_start(stop_worker, w, &signals) == KVF_OK) {
         printf("ready control=%s\n", kvf_worker_control_address(w));
         fflush(stdout);

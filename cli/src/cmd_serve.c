@@ -87,6 +87,9 @@ static void add_node(cluster *k, const char *command, char letter, uint32_t inde
     add_common(k, c);
     arg(c, KEEP(k, "--node-id=", id));
     arg(c, KEEP(k, "--control=", address));
+    uint32_t devices = kvf_config_list_count(k->config, "engine.devices");
+    if (devices > 1)
+        arg(c, KEEP(k, "--devices=", kvf_config_list_string(k->config, "engine.devices", k->nodes % devices)));
     arg(router, KEEP(k, "--node=", id, letter == 'p' ? ",prefill," : ",decode,", address));
     k->nodes++;
 }

@@ -1,4 +1,5 @@
 #include "worker_int.h"
+#include "kvf/cuda_backend.h"
 #include "kvf/log.h"
 #include "kvf/tokenizer.h"
 #include "kvf/sampler.h"
@@ -16,6 +17,7 @@
 void kvf_worker_options_default(kvf_worker_options *o) {
     *o = (kvf_worker_options){.name = "node",
         .role = KVF_ROLE_DECODE,
+        .backend = "cpu",
         .precision = KVF_PRECISION_FAST,
         .kv_type = KVF_KV_F16,
         .kv_memory_bytes = 512ull << 20,
@@ -121,6 +123,17 @@ static void on_inbox(evutil_socket_t fd, short what, void *self) {
 }
 
 /* The engine thread has finished a layer or a step. */
+/* A broken device lets nothing be taken apart in order either: whoever started this process starts another, and the
+ * routers see this one's connections end. */
+static void step_failed(const kvf_worker *w, kvf_status status) {
+    const kvf_backend *b = w->backend;
+    kvf_log(KVF_LOG_ERROR, "node", "an engine step failed: %s%s%s", kvf_status_text(status), b->trouble[0] ? ": " : "",
+        b->trouble);
+    if (!b->broken) return;
+    kvf_log(KVF_LOG_ERROR, "node", "the device answers nothing any more: this process ends");
+    _exit(EXIT_FAILURE);
+}
+
 static void on_engine(evutil_socket_t fd, short what, void *self) {
     (void)what;
     kvf_worker *w = self;
@@ -130,6 +143,7 @@ static void on_engine(evutil_socket_t fd, short what, void *self) {
     kvf_step_result result;
     uint32_t layers = compute_layers_done(w->compute);
     if (compute_finished(w->compute, &result)) {
+        if (result.status != KVF_OK) step_failed(w, result.status);
         kvf_node_on_step_done(w->core, kvf_os_now_ns(), w->step_id, &result);
     } else if (layers > w->layers_told) {
         w->layers_told = layers;
@@ -186,6 +200,11 @@ static kvf_status open_backend(kvf_worker *w, kvf_error *err) {
         .tokens_max = KVF_MAX(o->chunk_tokens, o->chunk_tokens_mixed) + o->sequences_max,
         .sequences_max = o->sequences_max,
         .logit_rows_max = o->sequences_max + SCORE_ROWS};
+    if (strcmp(o->backend, "cpu") == 0) return kvf_backend_open_cpu(&bo, &w->backend, err);
+    kvf_cuda_backend_options cuda = {.plugin = o->plugin, .device = o->device, .memory_share = o->device_memory_share};
+    kvf_status status = kvf_backend_open_cuda(&bo, &cuda, &w->backend, err);
+    if (status != KVF_ERR_UNSUPPORTED || strcmp(o->backend, "auto") != 0) return status;
+    kvf_log(KVF_LOG_INFO, "node", "backend cpu, for cuda cannot be used: %s", err->message);
     return kvf_backend_open_cpu(&bo, &w->backend, err);
 }
 

@@ -16,6 +16,10 @@ typedef struct {
     kvf_precision precision;
     kvf_kv_type kv_type;
     const char *kernels; /* NULL: best */
+    const char *backend; /* "cpu", "cuda", or "auto": cuda where it can be used */
+    uint32_t device; /* of the host, for cuda */
+    double device_memory_share; /* for KV blocks, of what the weights leave free; 0: kv_memory_bytes */
+    const char *plugin; /* device code; NULL: beside the program */
     uint32_t threads; /* 0: all cores this process may use */
     bool pin_threads;
     uint32_t context_max; /* 0: what the model says */
