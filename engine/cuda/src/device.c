@@ -119,6 +119,7 @@ static void cuda_destroy(kvf_backend *base) {
     for (uint32_t i = 0; i < b->layers_events; i++) b->api.event_destroy(b->layer_done[i]);
     if (b->host_inputs) b->api.host_give(b->host_inputs);
     if (b->host_logits) b->api.host_give(b->host_logits);
+    if (b->host_choices_memory) b->api.host_give(b->host_choices_memory);
     while (b->allocations_count) b->api.memory_give(b->allocations[--b->allocations_count]);
     if (b->stream) b->api.stream_destroy(b->stream);
     if (b->plugin) dlclose(b->plugin);
@@ -128,6 +129,7 @@ static void cuda_destroy(kvf_backend *base) {
     free(b->places);
     free(b->run_rows);
     free(b->scratch);
+    free(b->choice_out);
     kvf_model_spec_free(&b->spec);
     if (b->gguf) kvf_gguf_close(b->gguf);
     free(b);

@@ -31,6 +31,13 @@ typedef struct {
     uint64_t used; /* larger: later */
 } cuda_graph;
 
+/* What is asked of the device's sampler in one step: on the host pinned, with a twin on the device. */
+typedef struct {
+    kvf_cuda_sampling *rows;
+    kvf_cuda_adjustment *adjustments;
+    kvf_cuda_sampled *results;
+} cuda_choices;
+
 typedef struct {
     kvf_backend base;
     kvf_cuda_api api;
@@ -66,8 +73,16 @@ typedef struct {
     void *host_inputs;
     cuda_inputs host;
     size_t inputs_bytes;
-    float *host_logits;
-    void *scratch; /* the sampler's */
+    float *host_logits; /* [vocab]: of a row that the device cannot sample */
+    void *scratch; /* the host sampler's */
+
+    /* Sampling: choose.c. */
+    uint32_t choices_max, adjustments_max;
+    cuda_choices device_choices, host_choices;
+    void *device_choices_memory, *host_choices_memory;
+    void *sample_scratch; /* on the device */
+    kvf_sample **choice_out; /* [choices_max]: where result i goes */
+    uint32_t choices_count, adjustments_count;
 
     /* The step that is running. */
     uint32_t table_stride, rows, decodes, prefills, prefill_tokens_max, context_max, logits_count;
@@ -96,6 +111,10 @@ kvf_status cuda_make_workspace(cuda_backend *b, kvf_error *err);
 kvf_status cuda_run_step(kvf_backend *base, const kvf_backend_step *step);
 /* forward.c: queues the step up to its logits. */
 kvf_status cuda_queue_forward(cuda_backend *b, const kvf_backend_step *step, bool events);
+/* choose.c: what a step's logits are for, queued behind them, and taken when the device has ended. */
+kvf_status cuda_make_choices(cuda_backend *b, kvf_error *err);
+kvf_status cuda_queue_choices(cuda_backend *b, const kvf_backend_step *step);
+kvf_status cuda_take_choices(cuda_backend *b, const kvf_backend_step *step);
 /* graph.c: the same for a step of single tokens, by a graph recorded before. */
 kvf_status cuda_queue_decode(cuda_backend *b, const kvf_backend_step *step);
 void cuda_drop_graphs(cuda_backend *b);

@@ -95,28 +95,14 @@ static kvf_status follow_layers(cuda_backend *b, const kvf_backend_step *step) {
     return KVF_OK;
 }
 
-static void choose(cuda_backend *b, const kvf_backend_step *step) {
-    size_t vocab = b->spec.vocab;
-    for (uint32_t i = 0; i < step->scores_count; i++) {
-        const kvf_backend_score *s = &step->scores[i];
-        kvf_sample_score(b->host_logits + s->row * vocab, (uint32_t)vocab, s->vocab_used, s->token, s->top, s->out);
-    }
-    for (uint32_t i = 0; i < step->samples_count; i++) {
-        kvf_sample_input in = step->samples[i].input;
-        in.logits = b->host_logits + step->samples[i].row * vocab;
-        kvf_sample_token(&in, b->scratch, step->samples[i].out);
-    }
-}
-
 static kvf_status queue_step(cuda_backend *b, const kvf_backend_step *step, bool events) {
     kvf_status status = send_inputs(b, step);
     if (status != KVF_OK) return status;
     bool decode = b->prefills == 0 && b->logits_count == b->rows;
     status = decode ? cuda_queue_decode(b, step) : cuda_queue_forward(b, step, events);
     if (status != KVF_OK) return status;
-    if (b->logits_count)
-        CUDA_TRY(b, copy_async, b->host_logits, b->logits, (size_t)b->logits_count * b->spec.vocab * sizeof *b->logits,
-            KVF_CUDA_DEVICE_TO_HOST, b->stream);
+    status = cuda_queue_choices(b, step);
+    if (status != KVF_OK) return status;
     int error = b->api.last_error(); /* of a launch */
     return error ? cuda_failed(b, "a kernel's launch", error) : KVF_OK;
 }
@@ -135,6 +121,5 @@ kvf_status cuda_run_step(kvf_backend *base, const kvf_backend_step *step) {
     if (status == KVF_OK && error) status = cuda_failed(b, "cudaStreamSynchronize", error);
     if (status != KVF_OK) return status;
     if (step->on_layer && !events) step->on_layer(step->self, b->spec.layers - 1);
-    choose(b, step);
-    return KVF_OK;
+    return cuda_take_choices(b, step);
 }

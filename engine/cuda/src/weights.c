@@ -1,5 +1,6 @@
 /* The model's weights in device memory: one allocation, walked twice with the same code, once to measure. Matrices
- * become f16 on the host on their way (exact for every type up to f16's range; beyond it a weight is refused). */
+ * become f16: blocks of quantised types on the device, the same bits as on the host; f32 and bf16 on the host, where a
+ * weight beyond f16's range is seen and refused. */
 #include "device_int.h"
 #include "kvf/kernels.h"
 #include "kvf/quant.h"
@@ -12,6 +13,7 @@ typedef struct {
     cuda_backend *b;
     uint8_t *base; /* NULL while measuring */
     size_t used;
+    void *staging; /* device: raw blocks */
     float *f32; /* [CHUNK_VALUES] */
     kvf_half_bits *f16; /* [CHUNK_VALUES] */
     kvf_status status;
@@ -39,6 +41,22 @@ static bool to_halves(const float *from, kvf_half_bits *to, size_t count) {
     return fits;
 }
 
+/* Raw blocks go over as they are. Waited for: the next blocks come into the same staging. */
+static void upload_blocks(loader *l, kvf_half_bits *to, const uint8_t *from, const kvf_gguf_tensor *t, size_t count) {
+    cuda_backend *b = l->b;
+    const kvf_dtype_info *info = kvf_dtype_find(t->type);
+    upload(l, l->staging, from, count / info->block_values * info->block_bytes);
+    if (l->status != KVF_OK) return;
+    if (b->kernels->dequantise(to, KVF_CUDA_F16, (uint32_t)t->type, l->staging, count, b->stream) != 0) {
+        l->status =
+            kvf_fail(l->err, KVF_ERR_UNSUPPORTED, "tensor %s: the device does not read type %s", t->name, info->name);
+        return;
+    }
+    int error = b->api.last_error();
+    if (!error) error = b->api.stream_synchronize(b->stream);
+    if (error) l->status = kvf_fail(l->err, cuda_failed(b, "a kernel", error), "%s", b->base.trouble);
+}
+
 /* Rows of a tensor as f16. */
 static void upload_matrix(loader *l, kvf_half_bits *to, const kvf_gguf_tensor *t) {
     size_t width = (size_t)t->dims[0], rows = (size_t)t->dims[1], step = KVF_MAX(CHUNK_VALUES / width, (size_t)1);
@@ -47,6 +65,10 @@ static void upload_matrix(loader *l, kvf_half_bits *to, const kvf_gguf_tensor *t
     for (size_t row = 0; row < rows && l->status == KVF_OK; row += step) {
         size_t count = KVF_MIN(step, rows - row);
         const uint8_t *from = (const uint8_t *)t->data + row * row_bytes;
+        if (t->type != KVF_DTYPE_F32 && t->type != KVF_DTYPE_BF16) {
+            upload_blocks(l, to + row * width, from, t, count * width);
+            continue;
+        }
         for (size_t i = 0; i < count; i++) kvf_dequant_row(t->type, from + i * row_bytes, l->f32 + i * width, width);
         if (!to_halves(l->f32, l->f16, count * width)) {
             l->status = kvf_fail(l->err, KVF_ERR_UNSUPPORTED, "tensor %s has values beyond the range of f16", t->name);
@@ -141,6 +163,11 @@ kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err) {
     b->layer = calloc(b->spec.layers, sizeof *b->layer);
     l.f32 = malloc(room * sizeof *l.f32);
     l.f16 = malloc(room * sizeof *l.f16);
+    int error = b->api.memory_take(&l.staging, room * sizeof(kvf_half_bits)); /* no packed type has more bits */
+    if (error) {
+        l.status = kvf_fail(err, cuda_failed(b, "cudaMalloc", error), "%s", b->base.trouble);
+        goto end;
+    }
     if (!b->layer || !l.f32 || !l.f16) {
         l.status = kvf_fail(err, KVF_ERR_NO_MEMORY, "out of memory");
         goto end;
@@ -153,6 +180,7 @@ kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err) {
         l.status = kvf_fail(err, KVF_ERR_NO_MEMORY, "%s: no room for %zu MiB of weights: %s", b->options.model_path,
             l.used >> 20, b->base.trouble);
 end:
+    if (l.staging) b->api.memory_give(l.staging);
     free(l.f32);
     free(l.f16);
     return l.status;

@@ -72,7 +72,7 @@ kvf_status cuda_make_workspace(cuda_backend *b, kvf_error *err) {
     carve_inputs(b, &inputs, &b->device);
     int error = b->api.host_take(&b->host_inputs, b->inputs_bytes, 0);
     void *logits = NULL;
-    size_t logits_bytes = (size_t)b->options.logit_rows_max * b->spec.vocab * sizeof(float);
+    size_t logits_bytes = (size_t)b->spec.vocab * sizeof(float);
     if (!error) error = b->api.host_take(&logits, logits_bytes, 0);
     b->host_logits = logits;
     if (error) return kvf_fail(err, cuda_failed(b, "cudaHostAlloc", error), "%s", b->base.trouble);
@@ -82,7 +82,8 @@ kvf_status cuda_make_workspace(cuda_backend *b, kvf_error *err) {
     b->run_rows = calloc(b->options.sequences_max, sizeof *b->run_rows);
     b->scratch = aligned_alloc(64, kvf_align_up(kvf_sample_scratch_bytes(b->spec.vocab), 64));
     if (!b->places || !b->run_rows || !b->scratch) return kvf_fail(err, KVF_ERR_NO_MEMORY, "out of memory");
-    return make_events(b, err);
+    kvf_status status = cuda_make_choices(b, err);
+    return status == KVF_OK ? make_events(b, err) : status;
 }
 
 kvf_status cuda_make_pool(cuda_backend *b, double memory_share, kvf_error *err) {

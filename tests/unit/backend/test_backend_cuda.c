@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <cmocka.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 static const kvf_cuda_libraries fakes = {KVF_FAKE_CUDA_FOLDER "/libcuda.so.1", KVF_FAKE_CUDA_FOLDER "/libcudart.so.13",
     KVF_FAKE_CUDA_FOLDER "/libnccl.so.2"};
@@ -116,6 +117,67 @@ static void every_call_may_fail(void **state) {
     }
 }
 
+/* Samples of the same row with adjustments, together and one by one; and one that the device has no room for. */
+static void adjusted_choices(void **state) {
+    enum { CHOICES = 3, MANY = 5000, VOCAB = 320 };
+    uint32_t prompt[20], ids[VOCAB], blocks[] = {1, 2}, *many = malloc(MANY * sizeof *many);
+    assert_non_null(many);
+    for (uint32_t i = 0; i < 20; i++) prompt[i] = i + 1;
+    for (uint32_t i = 0; i < VOCAB; i++) ids[i] = i;
+    for (uint32_t i = 0; i < MANY; i++) many[i] = i * 7 % 200;
+    kvf_backend *b = open_small();
+    kvf_sampling s, greedy;
+    kvf_sampling_defaults(&s);
+    s.seed = 11;
+    s.presence_penalty = 0.7f;
+    s.repetition_penalty = 1.3f;
+    s.min_tokens = 4;
+    s.stop_ids[s.stop_ids_count++] = 7;
+    s.bias[s.bias_count++] = (kvf_logit_bias){9, 3.0f};
+    s.bias[s.bias_count++] = (kvf_logit_bias){9, -1.0f};
+    kvf_sample together[CHOICES], alone, host, device;
+    kvf_backend_sample want[CHOICES];
+    for (uint32_t i = 0; i < CHOICES; i++)
+        want[i] = (kvf_backend_sample){.input = {.sampling = &s,
+                                           .vocab = VOCAB,
+                                           .vocab_used = VOCAB,
+                                           .tokens = prompt,
+                                           .tokens_count = 20,
+                                           .prompt_count = 18,
+                                           .choice = i},
+            .out = &together[i]};
+    kvf_engine_run r = {.tokens = prompt, .count = 20, .blocks = blocks, .logit_rows = 1};
+    kvf_backend_step step = {.runs = &r, .runs_count = 1, .samples = want, .samples_count = CHOICES};
+    assert_int_equal(b->ops->run_step(b, &step), KVF_OK);
+    assert_true(together[0].chosen.token != together[1].chosen.token ||
+                together[0].chosen.token != together[2].chosen.token); /* the adjustments leave a choice */
+    for (uint32_t i = 0; i < CHOICES; i++) {
+        kvf_backend_sample one = want[i];
+        one.out = &alone;
+        step.samples = &one;
+        step.samples_count = 1;
+        assert_int_equal(b->ops->run_step(b, &step), KVF_OK);
+        assert_int_equal(alone.chosen.token, together[i].chosen.token);
+    }
+    kvf_sampling_defaults(&greedy);
+    greedy.temperature = 0;
+    greedy.repetition_penalty = 2.0f;
+    kvf_backend_sample one = want[0];
+    one.input.sampling = &greedy;
+    one.input.tokens = many; /* 5000 entries: more than this backend has room for */
+    one.input.tokens_count = one.input.prompt_count = MANY;
+    one.out = &host;
+    step.samples = &one;
+    assert_int_equal(b->ops->run_step(b, &step), KVF_OK);
+    one.input.tokens = ids; /* the same 200 tokens, each once */
+    one.input.tokens_count = one.input.prompt_count = 200;
+    one.out = &device;
+    assert_int_equal(b->ops->run_step(b, &step), KVF_OK);
+    assert_int_equal(host.chosen.token, device.chosen.token);
+    kvf_backend_destroy(b);
+    free(many);
+}
+
 static void a_broken_device_is_told(void **state) {
     kvf_backend *b = open_small();
     uint32_t token = 1, block = 1;
@@ -134,6 +196,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(golden_tokens), cmocka_unit_test(batches_change_nothing),
         cmocka_unit_test(scores), cmocka_unit_test(copies), cmocka_unit_test(refusals),
         cmocka_unit_test(what_is_missing_is_named), cmocka_unit_test(every_call_may_fail),
-        cmocka_unit_test(a_broken_device_is_told)};
+        cmocka_unit_test(adjusted_choices), cmocka_unit_test(a_broken_device_is_told)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
