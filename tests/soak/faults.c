@@ -13,11 +13,16 @@ const char *const fault_names[FAULTS] = {"kill prefill", "kill decode", "kill ro
 
 static const uint32_t weights[FAULTS] = {10, 10, 7, 7, 7, 5, 5, 4, 6, 6, 4, 8, 8, 4, 4, 4, 4, 5, 5};
 
+static uint32_t weight_of(const cluster *c, uint32_t kind) {
+    enum { OFTEN = 8 };
+    return weights[kind] * (c->often[kind] ? OFTEN : 1);
+}
+
 static fault_kind pick_kind(cluster *c) {
     uint32_t sum = 0, at = 0;
-    for (size_t i = 0; i < FAULTS; i++) sum += weights[i];
+    for (uint32_t i = 0; i < FAULTS; i++) sum += weight_of(c, i);
     uint64_t dice = cluster_roll(c, sum);
-    while (dice >= weights[at]) dice -= weights[at++];
+    while (dice >= weight_of(c, at)) dice -= weight_of(c, at++);
     return (fault_kind)at;
 }
 

@@ -10,6 +10,12 @@ enum { THREADS_MAX = 96, CHANNELS = 6, RETRY_S = 300 };
 
 const char *const plan_names[PLANS] = {"read", "cancel", "disconnect", "deadline", "slow reader", "oversize"};
 
+/* What a thread waits for, for the eyes of load_watch. */
+typedef struct {
+    atomic_ullong since_ns; /* of the last message, or of the call; 0: it does not wait */
+    atomic_uint kind, router, said;
+} waiting;
+
 struct load {
     load_options o;
     kind *kinds;
@@ -17,9 +23,10 @@ struct load {
     tally t;
     e2e_cluster to[CHANNELS][ROUTERS];
     pthread_t threads[THREADS_MAX];
-    atomic_bool stop;
+    waiting waits[THREADS_MAX];
+    atomic_bool stop, hurries;
     atomic_uint next, numbers;
-    uint64_t start_ns;
+    atomic_ullong start_ns;
 };
 
 typedef struct {
@@ -28,7 +35,7 @@ typedef struct {
     const kind *k;
     plan plan;
     e2e_ask ask;
-    uint32_t router, vanish_after;
+    uint32_t router, thread, vanish_after;
     e2e_answer got;
     bool vanished;
 } job;
@@ -59,6 +66,7 @@ static void on_message(job *j, uint32_t seen, uint64_t *last, kvf_rpc_reader *re
         proxy_cut(j->l->o.net, j->l->o.fragile_lane[j->router]); /* others that called this way vanish with it */
     }
     *last = e2e_now_ns();
+    atomic_store(&j->l->waits[j->thread].since_ns, *last);
 }
 
 static void call(job *j, e2e_cluster *c) {
@@ -67,12 +75,18 @@ static void call(job *j, e2e_cluster *c) {
     ProtobufCMessage *message;
     uint32_t seen = 0;
     uint64_t last = e2e_now_ns();
+    waiting *w = &j->l->waits[j->thread];
+    atomic_store(&w->kind, (uint32_t)(j->k - j->l->kinds));
+    atomic_store(&w->router, j->router);
+    atomic_store(&w->said, 0);
+    atomic_store(&w->since_ns, last);
     if (j->ask.cancel_at_once) kvf_rpc_reader_cancel(reader);
     while (kvf_rpc_reader_next(reader, &message) == KVF_OK) {
         e2e_take(&j->got, message);
         kvf_rpc_message_free(message);
         on_message(j, ++seen, &last, reader);
     }
+    atomic_store(&w->since_ns, 0);
     j->got.result = *kvf_rpc_reader_result(reader);
     kvf_rpc_reader_close(reader);
 }
@@ -154,6 +168,7 @@ static next_step judge(job *j, uint64_t from_ns) {
 
 static void run(job *j, uint32_t thread) {
     load *l = j->l;
+    j->thread = thread;
     uint64_t end = e2e_now_ns() + RETRY_S * 1000000000ull;
     atomic_fetch_add(&l->t.asked[j->plan], 1);
     for (;;) {
@@ -215,16 +230,26 @@ static uint64_t due_of(const load *l, uint32_t ticket, double jitter) {
     return (uint64_t)((whole * 10 + second) * 1e9);
 }
 
+/* True: the turn was over a while ago. */
+static bool wait_for_turn(const load *l, uint32_t ticket, double jitter) {
+    for (;;) {
+        uint64_t due = atomic_load(&l->start_ns) + due_of(l, ticket, jitter), now = e2e_now_ns();
+        if (atomic_load(&l->stop) || atomic_load(&l->hurries)) return false;
+        if (now >= due) return now > due + 100000000u;
+        sleep_until(KVF_MIN(due, now + 100000000u));
+    }
+}
+
 static void *client(void *self) {
     load *l = self;
     uint32_t thread = atomic_fetch_add(&l->numbers, 1);
     while (!atomic_load(&l->stop)) {
         uint32_t ticket = atomic_fetch_add(&l->next, 1);
         job j = {.l = l, .random = l->o.seed * 1000003 + ticket};
-        uint64_t due = l->start_ns + due_of(l, ticket, (double)(e2e_random(&j.random) % 1000) / 1000);
-        while (e2e_now_ns() < due && !atomic_load(&l->stop)) sleep_until(KVF_MIN(due, e2e_now_ns() + 100000000u));
+        double jitter = (double)(e2e_random(&j.random) % 1000) / 1000;
+        bool late = wait_for_turn(l, ticket, jitter);
         if (atomic_load(&l->stop)) break;
-        if (e2e_now_ns() > due + 100000000u) atomic_fetch_add(&l->t.late, 1);
+        if (late) atomic_fetch_add(&l->t.late, 1);
         make_job(&j);
         run(&j, thread);
     }
@@ -256,9 +281,25 @@ static void connect_all(load *l) {
 
 void load_start(load *l) {
     connect_all(l);
-    l->start_ns = e2e_now_ns();
-    atomic_store(&l->t.last_progress_ns, l->start_ns);
+    atomic_store(&l->start_ns, e2e_now_ns());
+    atomic_store(&l->t.last_progress_ns, atomic_load(&l->start_ns));
     for (uint32_t i = 0; i < l->o.threads; i++) assert_int_equal(pthread_create(&l->threads[i], NULL, client, l), 0);
+}
+
+void load_hurry(load *l, bool on) {
+    if (!on) atomic_store(&l->start_ns, e2e_now_ns() - due_of(l, atomic_load(&l->next), 0));
+    atomic_store(&l->hurries, on);
+}
+
+void load_watch(load *l) {
+    enum { TOO_LONG_S = 40 };
+    for (uint32_t i = 0; i < l->o.threads; i++) {
+        waiting *w = &l->waits[i];
+        uint64_t since = atomic_load(&w->since_ns), now = e2e_now_ns();
+        if (!since || now < since + TOO_LONG_S * 1000000000ull || atomic_exchange(&w->said, 1)) continue;
+        journal_fail(l->o.journal, "a request of kind %u has heard nothing of router %u for %d s",
+            atomic_load(&w->kind), atomic_load(&w->router), TOO_LONG_S);
+    }
 }
 
 void load_stop(load *l) {

@@ -1,8 +1,8 @@
 /* measure.c - twice a second: anonymous memory and descriptors of every process, and how long nothing has come.
  *
  * Slopes are those of Theil and Sen (the median of the slopes of all pairs of points: one burst does not bend it), with
- * the 95 % interval that Kendall's statistic gives. They are taken over the calm time, when no process is replaced,
- * without its first third, in which caches and allocators fill after the last mending. */
+ * the 95 % interval that Kendall's statistic gives. They are taken over the calm time, when no process is replaced.
+ * What a role's processes together gain with each request shows a leak that the noise of one of them would hide. */
 #include "soak.h"
 #include <math.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 enum { SAMPLES_MAX = 20000, POINTS_MAX = 400 };
 
 typedef struct {
-    double minutes;
+    double minutes, requests;
     uint32_t anon_kib[MEMBERS], fds[MEMBERS];
 } sample;
 
@@ -27,6 +27,8 @@ struct measure {
 
 static void take(measure *m, sample *s) {
     s->minutes = (double)(e2e_now_ns() - m->start_ns) / 60e9;
+    s->requests = 0;
+    for (uint32_t i = 0; i < PLANS; i++) s->requests += atomic_load(&m->t->asked[i]);
     for (uint32_t i = 0; i < MEMBERS; i++) {
         pthread_mutex_lock(&m->c->lock);
         pid_t pid = m->c->m[i].p.pid;
@@ -85,39 +87,55 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-trend trend_of(const double *minutes, const double *values, uint32_t count) {
+trend trend_of(const double *x, const double *values, uint32_t count) {
     trend t = {.points = count};
     if (count < 8) return t;
-    t.minutes = minutes[count - 1] - minutes[0];
+    t.span = x[count - 1] - x[0];
     size_t pairs = 0, all = (size_t)count * (count - 1) / 2;
     double *slopes = malloc(all * sizeof *slopes);
     assert_non_null(slopes);
     for (uint32_t i = 0; i < count; i++)
-        for (uint32_t k = i + 1; k < count; k++) slopes[pairs++] = (values[k] - values[i]) / (minutes[k] - minutes[i]);
+        for (uint32_t k = i + 1; k < count; k++)
+            if (x[k] > x[i]) slopes[pairs++] = (values[k] - values[i]) / (x[k] - x[i]);
+    if (!pairs) goto out;
     qsort(slopes, pairs, sizeof *slopes, by_value);
     double n = count, half = 1.96 * sqrt(n * (n - 1) * (2 * n + 5) / 18) / 2;
     double low = (double)pairs / 2 - half, high = (double)pairs / 2 + half;
     t.slope = slopes[pairs / 2];
     t.low = slopes[low < 0 ? 0 : (size_t)low];
     t.high = slopes[high >= (double)pairs ? pairs - 1 : (size_t)high];
+out:
     free(slopes);
     return t;
 }
 
-static trend trend_in_calm(const measure *m, uint32_t who, bool fds) {
-    double minutes[POINTS_MAX], values[POINTS_MAX];
-    uint32_t end = atomic_load(&m->count), from = atomic_load(&m->calm_from), count = 0;
-    from += (end - from) / 3;
-    uint32_t step = (end - from) / POINTS_MAX + 1;
-    for (uint32_t i = from; i < end; i += step) {
-        minutes[count] = m->samples[i].minutes;
-        values[count++] = fds ? m->samples[i].fds[who] : m->samples[i].anon_kib[who];
-    }
-    return trend_of(minutes, values, count);
+typedef double (*value_fn)(const sample *s, uint32_t who);
+
+static double anon_of(const sample *s, uint32_t who) { return s->anon_kib[who]; }
+static double fds_of(const sample *s, uint32_t who) { return s->fds[who]; }
+
+static double role_of(const sample *s, uint32_t role) {
+    uint32_t from = role == ROLE_PREFILL ? 0 : role == ROLE_DECODE ? PREFILLS : NODES;
+    uint32_t end = role == ROLE_PREFILL ? PREFILLS : role == ROLE_DECODE ? NODES : MEMBERS;
+    double sum = 0;
+    for (uint32_t i = from; i < end; i++) sum += s->anon_kib[i] * 1024.0;
+    return sum;
 }
 
-trend measure_anon(const measure *m, uint32_t who) { return trend_in_calm(m, who, false); }
-trend measure_fds(const measure *m, uint32_t who) { return trend_in_calm(m, who, true); }
+static trend trend_in_calm(const measure *m, value_fn value, uint32_t who, bool by_request) {
+    double x[POINTS_MAX], values[POINTS_MAX];
+    uint32_t end = atomic_load(&m->count), from = atomic_load(&m->calm_from), count = 0;
+    uint32_t step = (end - from) / POINTS_MAX + 1;
+    for (uint32_t i = from; i < end; i += step) {
+        x[count] = by_request ? m->samples[i].requests : m->samples[i].minutes;
+        values[count++] = value(&m->samples[i], who);
+    }
+    return trend_of(x, values, count);
+}
+
+trend measure_anon(const measure *m, uint32_t who) { return trend_in_calm(m, anon_of, who, false); }
+trend measure_fds(const measure *m, uint32_t who) { return trend_in_calm(m, fds_of, who, false); }
+trend measure_role(const measure *m, member_role role) { return trend_in_calm(m, role_of, role, true); }
 
 double measure_last_anon(const measure *m, uint32_t who) {
     uint32_t count = atomic_load(&m->count);

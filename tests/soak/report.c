@@ -67,6 +67,12 @@ static void text_rest(soak *s, FILE *to) {
         (unsigned long long)s->counters.pages_sent, (unsigned long long)s->counters.frames_rejected);
     fprintf(to, "blocks leaked: %llu (%llu audited, %u violations)\n", (unsigned long long)s->leaked,
         (unsigned long long)s->blocks_checked, s->violations);
+    static const char *const names[] = {[ROLE_PREFILL] = "prefill nodes", "decode nodes", "routers"};
+    for (member_role role = ROLE_PREFILL; role <= ROLE_ROUTER; role++) {
+        trend a = measure_role(s->m, role);
+        fprintf(to, "memory of all %s together, %.0f requests in the calm: %+.0f bytes a request (%+.0f to %+.0f)\n",
+            names[role], a.span, a.slope, a.low, a.high);
+    }
     for (uint32_t i = 0; i < MEMBERS; i++) {
         trend a = measure_anon(s->m, i), f = measure_fds(s->m, i);
         fprintf(to,
@@ -104,6 +110,17 @@ static json_t *json_faults(soak *s) {
     return all;
 }
 
+static json_t *json_roles(soak *s) {
+    static const char *const names[] = {[ROLE_PREFILL] = "prefill", "decode", "router"};
+    json_t *all = json_object();
+    for (member_role role = ROLE_PREFILL; role <= ROLE_ROUTER; role++) {
+        trend t = measure_role(s->m, role);
+        json_object_set_new(
+            all, names[role], json_pack("{sfs[fff]}", "requests", t.span, "bytes_per_request", t.slope, t.low, t.high));
+    }
+    return all;
+}
+
 static json_t *json_processes(soak *s) {
     json_t *all = json_array();
     for (uint32_t i = 0; i < MEMBERS; i++) {
@@ -133,8 +150,8 @@ bool report_json(soak *s, const char *path) {
         root, json_pack("{sfsfsfsfsi}", "longest_silence_s", (double)measure_longest_silence_ns(s->m) / 1e9,
                   "longest_stream_silence_s", (double)t->longest_silence_ns / 1e9, "detected_ms_median",
                   detected(s, 0.5), "detected_ms_max", detected(s, 1), "undetected", (int)s->c.undetected));
-    json_object_update_new(root, json_pack("{sosiso}", "processes", json_processes(s), "failures",
-                                     (int)s->journal.count, "first_failures", failures));
+    json_object_update_new(root, json_pack("{sososiso}", "memory", json_roles(s), "processes", json_processes(s),
+                                     "failures", (int)s->journal.count, "first_failures", failures));
     int failed = json_dump_file(root, path, JSON_INDENT(2));
     json_decref(root);
     return failed == 0;

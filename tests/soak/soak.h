@@ -70,6 +70,8 @@ typedef struct {
 } load_options;
 load *load_create(const load_options *o); /* computes every answer on a quiet cluster of its own */
 void load_start(load *l);
+void load_hurry(load *l, bool on); /* each thread asks again at once; then the rate again, from now on */
+void load_watch(load *l); /* a call that has heard nothing for too long is a failure, while it still waits */
 void load_stop(load *l); /* waits for every request */
 bool load_check_all(load *l); /* each kind once, from each router */
 const tally *load_tally(const load *l);
@@ -130,6 +132,7 @@ typedef struct {
     member m[MEMBERS]; /* prefill, decode, routers */
     e2e_cluster admin[ROUTERS];
     outages outages[ROUTERS];
+    bool often[FAULTS];
     uint32_t faults[FAULTS], impossible;
     double detected_ms[DETECTIONS_MAX];
     uint32_t detections, undetected, old_ended, old_killed;
@@ -156,20 +159,20 @@ uint64_t cluster_roll(cluster *c, uint64_t bound);
 /* ---- measure ---- */
 
 typedef struct {
-    double slope, low, high; /* per minute; 95 % interval */
-    double minutes; /* from the first point to the last */
+    double slope, low, high; /* 95 % interval */
+    double span; /* from the first point to the last: minutes or requests */
     uint32_t points;
 } trend;
 trend trend_of(const double *minutes, const double *values, uint32_t count); /* Theil and Sen */
 
 typedef struct measure measure;
 measure *measure_start(cluster *c, tally *t);
-void measure_calm(measure *m); /* from now on no process is replaced */
+void measure_calm(measure *m); /* from now on no process is replaced, and all are warm */
 void measure_stop(measure *m);
 uint64_t measure_longest_silence_ns(const measure *m); /* of the whole cluster */
-/* Of the calm time without its first third. */
-trend measure_anon(const measure *m, uint32_t who);
+trend measure_anon(const measure *m, uint32_t who); /* KiB a minute */
 trend measure_fds(const measure *m, uint32_t who);
+trend measure_role(const measure *m, member_role role); /* bytes a request: all processes of the role together */
 double measure_last_anon(const measure *m, uint32_t who);
 void measure_destroy(measure *m);
 
@@ -180,6 +183,7 @@ typedef struct {
     double rate;
     uint64_t seed;
     const char *report, *log;
+    bool often[FAULTS]; /* faults that come eight times as often */
 } options;
 
 typedef struct {
@@ -190,7 +194,6 @@ typedef struct {
     measure *m;
     uint64_t blocks_checked, leaked;
     uint32_t violations;
-    uint64_t settled_ns; /* when the calm began */
     bool clean;
     e2e_counters counters; /* of the nodes' last processes */
 } soak;

@@ -150,6 +150,7 @@ struct kvf_node {
     node_seq *seqs;
     node_session *sessions;
     out_item *outbox; /* [sessions_max][outbox_max] */
+    uint32_t outboxes_touched; /* those of the first so many sessions */
     node_link *links;
     cancel_note cancels[CANCEL_NOTES];
     uint32_t cancel_next;

@@ -24,9 +24,11 @@ static void drop_session(kvf_node *n, uint32_t session) {
 /* The same router on another connection: its requests and unacknowledged tokens move over. */
 static void move_session(kvf_node *n, uint32_t from, uint32_t to) {
     out_item *a = &n->outbox[(size_t)from * n->config.outbox_max], *b = &n->outbox[(size_t)to * n->config.outbox_max];
-    for (uint32_t i = 0; i < n->config.outbox_max; i++) {
-        b[i] = a[i];
-        b[i].item.sample.data = b[i].sample;
+    const node_session *s = &n->sessions[from];
+    for (uint32_t i = 0; i < s->out_count; i++) {
+        uint32_t at = (s->out_head + i) % n->config.outbox_max;
+        b[at] = a[at];
+        b[at].item.sample.data = b[at].sample;
     }
     for (uint32_t i = 0; i < n->config.requests_max; i++)
         if (n->reqs[i].state != REQ_FREE && n->reqs[i].session == from) n->reqs[i].session = to;
@@ -76,7 +78,16 @@ static void tell_missing(kvf_node *n, uint32_t session, const kvf_rmsg *m) {
     }
 }
 
+/* While tokens flow the ring of a session walks through all of its memory: it is touched when the first router takes
+ * it, so that a node does not grow with what it serves. */
+static void touch_outbox(kvf_node *n, uint32_t session) {
+    for (; n->outboxes_touched <= session; n->outboxes_touched++)
+        memset(&n->outbox[(size_t)n->outboxes_touched * n->config.outbox_max], 0,
+            n->config.outbox_max * sizeof *n->outbox);
+}
+
 static void on_hello(kvf_node *n, uint32_t session, const kvf_rmsg *m) {
+    touch_outbox(n, session);
     adopt_router(n, session, m);
     node_session *s = &n->sessions[session];
     bool returns = s->used && strcmp(s->router, m->hello.router) == 0;

@@ -58,42 +58,49 @@ static bool may_say(kvf_rpc_call *call, const kvf_rmsg *message) {
 }
 
 /* The protobuf message is borrowed until on_message returns, so its bytes are packed into the item's own memory and
- * read there. */
-static void on_message(kvf_rpc_call *call, void *user, const ProtobufCMessage *message) {
-    session *s = user;
-    size_t packed = protobuf_c_message_get_packed_size(message);
-    size_t room = packed * 6 + 65536; /* bytes, then what is read from them */
-    inbox_item *item = calloc(1, sizeof *item);
-    uint8_t *memory = item ? aligned_alloc(64, kvf_align_up(room + packed, 64)) : NULL;
-    if (!memory) {
-        free(item);
+ * read there. Few messages need much room: who always took the most would touch other pages of the heap each time, and
+ * the process would grow until it has touched them all. */
+static kvf_status keep(inbox_item *item, const ProtobufCMessage *message, kvf_error *err) {
+    size_t packed = protobuf_c_message_get_packed_size(message), room_most = packed * 6 + 65536;
+    for (size_t room = packed + 2048;; room = KVF_MIN(2 * room, room_most)) {
+        size_t size = (size_t)kvf_align_up(packed, 64) + (size_t)kvf_align_up(room, 64);
+        free(item->arena);
+        item->arena = aligned_alloc(64, size);
+        if (!item->arena) return KVF_ERR_NO_MEMORY;
+        protobuf_c_message_pack(message, item->arena);
+        kvf_arena arena = {.base = item->arena, .size_bytes = size, .used_bytes = (size_t)kvf_align_up(packed, 64)};
+        kvf_status status = kvf_wire_rmsg_parse((kvf_span){item->arena, packed}, &arena, &item->message, err);
+        if (status != KVF_ERR_NO_ROOM || room == room_most) return status;
+    }
+}
+
+static void refuse(kvf_rpc_call *call, kvf_status status, const kvf_error *err) {
+    if (status == KVF_ERR_NO_MEMORY) {
         kvf_rpc_abort(call, KVF_RPC_RESOURCE_EXHAUSTED, "out of memory");
         return;
     }
-    kvf_error err;
-    protobuf_c_message_pack(message, memory);
-    size_t used = (size_t)kvf_align_up(packed, 64);
-    kvf_arena arena = {.base = memory + used, .size_bytes = (size_t)kvf_align_up(room + packed, 64) - used};
+    const char *text = status == KVF_ERR_NO_ROOM ? "message too large" : err->message;
+    kvf_log(KVF_LOG_WARN, "session", "a router's message is refused: %s", text);
+    kvf_rpc_fail(call, KVF_RPC_INVALID_ARGUMENT, NULL, "%s", text);
+}
+
+static void on_message(kvf_rpc_call *call, void *user, const ProtobufCMessage *message) {
+    session *s = user;
+    kvf_error err = {0};
+    inbox_item *item = calloc(1, sizeof *item);
+    if (!item) {
+        kvf_rpc_abort(call, KVF_RPC_RESOURCE_EXHAUSTED, "out of memory");
+        return;
+    }
     item->kind = INBOX_MESSAGE;
-    item->arena = memory;
-    kvf_status status = kvf_wire_rmsg_parse((kvf_span){memory, packed}, &arena, &item->message, &err);
-    if (status != KVF_OK) {
-        kvf_log(KVF_LOG_WARN, "session", "a router's message is refused: %s",
-            status == KVF_ERR_NO_ROOM ? kvf_status_text(status) : err.message);
-        kvf_rpc_fail(
-            call, KVF_RPC_INVALID_ARGUMENT, NULL, "%s", status == KVF_ERR_NO_ROOM ? "message too large" : err.message);
-        free(memory);
-        free(item);
-        say_closed(call, s);
+    kvf_status status = keep(item, message, &err);
+    if (status != KVF_OK) refuse(call, status, &err);
+    if (status == KVF_OK && may_say(call, &item->message)) {
+        put(call, s, item);
         return;
     }
-    if (!may_say(call, &item->message)) {
-        free(memory);
-        free(item);
-        say_closed(call, s);
-        return;
-    }
-    put(call, s, item);
+    inbox_free(item);
+    if (status != KVF_ERR_NO_MEMORY) say_closed(call, s);
 }
 
 static void on_half_close(kvf_rpc_call *call, void *user) {
