@@ -98,10 +98,15 @@ static kvf_status open_device(cuda_backend *b, const kvf_cuda_backend_options *c
     return KVF_OK;
 }
 
-static kvf_status open_model(cuda_backend *b, kvf_error *err) {
-    kvf_status status = kvf_gguf_open(b->options.model_path, &b->gguf, err);
-    if (status == KVF_OK) status = kvf_model_spec_load(b->gguf, &b->spec, err);
-    if (status != KVF_OK) return status;
+static kvf_status open_model(cuda_backend *b, const kvf_model_spec *shape, kvf_error *err) {
+    if (shape) {
+        b->spec = *shape;
+    } else {
+        kvf_status status = kvf_gguf_open(b->options.model_path, &b->gguf, err);
+        if (status == KVF_OK) status = kvf_model_spec_load(b->gguf, &b->spec, err);
+        if (status != KVF_OK) return status;
+        b->spec_is_ours = true;
+    }
     b->base.gguf = b->gguf;
     b->base.spec = &b->spec;
     b->base.page_bytes = kvf_cuda_page_bytes(b->spec.kv_heads, b->spec.head_dim, KVF_CUDA_CELL_F16);
@@ -130,7 +135,7 @@ static void cuda_destroy(kvf_backend *base) {
     free(b->run_rows);
     free(b->scratch);
     free(b->choice_out);
-    kvf_model_spec_free(&b->spec);
+    if (b->spec_is_ours) kvf_model_spec_free(&b->spec);
     if (b->gguf) kvf_gguf_close(b->gguf);
     free(b);
 }
@@ -168,7 +173,7 @@ kvf_status kvf_backend_open_cuda(
     b->options = *options;
     b->options.logit_rows_max = KVF_MAX(options->logit_rows_max, 1u);
     kvf_status status = open_device(b, cuda, err);
-    if (status == KVF_OK) status = open_model(b, err);
+    if (status == KVF_OK) status = open_model(b, cuda->shape, err);
     if (status == KVF_OK) status = cuda_load_weights(b, err);
     if (status == KVF_OK) status = cuda_make_workspace(b, err);
     if (status == KVF_OK) status = cuda_make_pool(b, cuda->memory_share, err);

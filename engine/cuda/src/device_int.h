@@ -45,6 +45,7 @@ typedef struct {
     void *plugin;
     kvf_gguf *gguf;
     kvf_model_spec spec;
+    bool spec_is_ours; /* read from a file */
     kvf_backend_options options;
     int ordinal; /* of the device */
     kvf_cuda_stream stream;

@@ -4,7 +4,7 @@
 #include "device_int.h"
 #include "kvf/kernels.h"
 #include "kvf/quant.h"
-#include <math.h>
+#include "kvf/rng.h"
 #include <stdlib.h>
 
 enum { CHUNK_VALUES = 1 << 20, POSITIONS_A_CHUNK = 4096 };
@@ -13,7 +13,8 @@ typedef struct {
     cuda_backend *b;
     uint8_t *base; /* NULL while measuring */
     size_t used;
-    void *staging; /* device: raw blocks */
+    void *staging; /* device, [CHUNK_VALUES] halves: raw blocks, or noise */
+    bool staging_is_noise;
     float *f32; /* [CHUNK_VALUES] */
     kvf_half_bits *f16; /* [CHUNK_VALUES] */
     kvf_status status;
@@ -57,8 +58,25 @@ static void upload_blocks(loader *l, kvf_half_bits *to, const uint8_t *from, con
     if (error) l->status = kvf_fail(l->err, cuda_failed(b, "a kernel", error), "%s", b->base.trouble);
 }
 
+/* A model without a file: values in (-1/32, 1/32), the same block over and over. */
+static void make_noise(loader *l, kvf_half_bits *to, size_t count) {
+    for (uint32_t i = 0; !l->staging_is_noise && i < CHUNK_VALUES; i++)
+        l->f16[i] = kvf_f32_to_f16((float)(int32_t)(uint32_t)(kvf_rng_at(1, 0, i) >> 32) * (1.0f / 32 / 2147483648.0f));
+    if (!l->staging_is_noise) upload(l, l->staging, l->f16, CHUNK_VALUES * sizeof *l->f16);
+    l->staging_is_noise = true;
+    for (size_t at = 0; at < count && l->status == KVF_OK; at += CHUNK_VALUES) {
+        size_t bytes = KVF_MIN(count - at, (size_t)CHUNK_VALUES) * sizeof *to;
+        int error = l->b->api.copy_async(to + at, l->staging, bytes, KVF_CUDA_DEVICE_TO_DEVICE, l->b->stream);
+        if (error) l->status = kvf_fail(l->err, cuda_failed(l->b, "cudaMemcpyAsync", error), "%s", l->b->base.trouble);
+    }
+}
+
 /* Rows of a tensor as f16. */
 static void upload_matrix(loader *l, kvf_half_bits *to, const kvf_gguf_tensor *t) {
+    if (!t->data) {
+        make_noise(l, to, (size_t)(t->dims[0] * t->dims[1]));
+        return;
+    }
     size_t width = (size_t)t->dims[0], rows = (size_t)t->dims[1], step = KVF_MAX(CHUNK_VALUES / width, (size_t)1);
     const kvf_dtype_info *info = kvf_dtype_find(t->type);
     size_t row_bytes = width / info->block_values * info->block_bytes;
@@ -99,7 +117,10 @@ static const float *lay_vectors(loader *l, const kvf_gguf_tensor *const *t, size
     for (size_t i = 0; to && i < count && l->status == KVF_OK; i++) {
         size_t len = (size_t)(t[i]->dims[0] * t[i]->dims[1]);
         KVF_ASSERT(len <= CHUNK_VALUES);
-        kvf_dequant_row(t[i]->type, t[i]->data, l->f32, len);
+        if (t[i]->data)
+            kvf_dequant_row(t[i]->type, t[i]->data, l->f32, len);
+        else
+            for (size_t j = 0; j < len; j++) l->f32[j] = 1;
         upload(l, at, l->f32, len * sizeof *at);
         at += len;
     }

@@ -12,6 +12,9 @@ typedef struct {
     const kvf_cuda_libraries *libraries; /* NULL: the usual names */
     const char *plugin; /* path; NULL: libkvferry-cuda.so beside the program, then where the loader looks */
     uint32_t device;
+    /* For benchmarks: a model without a file. Tensors have types and dims and no data: matrices become noise, vectors
+     * ones. Borrowed while the backend lives; options.model_path is then only a name. */
+    const kvf_model_spec *shape;
     double memory_share; /* 0: the pool is as options say; else this share of what is free after the weights */
 } kvf_cuda_backend_options;
 
