@@ -130,6 +130,26 @@ static void the_receiver_is_gone(void **state) {
     stop(f);
 }
 
+/* PD-01 (b): D lives, but takes no page connection any more. P gives up after the time in which links are taken up
+ * again, not after its hold; D has the rest of the prompt to itself. */
+static void the_receiver_refuses(void **state) {
+    (void)state;
+    fixture *f = start("--prefill-fallback=true", "--ready-grace=30s", "--transports=tcp");
+    e2e_part *p0 = e2e_part_find(&f->k, "p0"), *d0 = e2e_part_find(&f->k, "d0");
+    e2e_answer got;
+    kvf_rpc_reader *reader = open_request(f);
+    int listeners = e2e_shut_listeners(d0->process.pid);
+    bool cut = listeners > 0 && e2e_cut_between(p0->process.pid, d0->process.pid) >= 0;
+    if (!cut) print_message("not tried: this system does not let a test reach into another's sockets\n");
+    if (cut) print_message("p0 free after %u ms\n", until_free(f, "p0"));
+    read_all(reader, &got);
+    print_message("D refuses in the middle: attempts %u\n", (unsigned)got.attempts);
+    assert_true(e2e_kind_same(&f->want, &got));
+    assert_true(!cut || got.attempts > 1);
+    e2e_answer_free(&got);
+    stop(f);
+}
+
 /* PD-02 (b): P dies in the middle of a prompt. */
 static void the_prompt_dies(void **state) {
     (void)state;
@@ -187,7 +207,7 @@ static void no_way_to_the_receiver(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(abandoned_then_the_sender_dies),
-        cmocka_unit_test(the_receiver_is_gone), cmocka_unit_test(the_prompt_dies),
-        cmocka_unit_test(no_way_to_the_receiver)};
+        cmocka_unit_test(the_receiver_is_gone), cmocka_unit_test(the_receiver_refuses),
+        cmocka_unit_test(the_prompt_dies), cmocka_unit_test(no_way_to_the_receiver)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

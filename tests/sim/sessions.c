@@ -71,8 +71,9 @@ void session_to_node(sim *s, uint32_t router, uint32_t place, const kvf_rmsg *m)
             id_of(m).counter, attempt_of(m), c->cut ? " (lost)" : "");
     if (c->cut) return;
     send(s, index, c, true)->payload = sim_clone_rmsg(m);
-    if (m->kind >= KVF_R_RESERVE && m->kind <= KVF_R_ACK && repeats(s, index, c))
-        send_again(s, index, c, true)->payload = sim_clone_rmsg(m);
+    if (m->kind < KVF_R_RESERVE || m->kind > KVF_R_ACK || !repeats(s, index, c)) return;
+    send_again(s, index, c, true)->payload = sim_clone_rmsg(m);
+    s->harmed |= m->kind == KVF_R_RESERVE; /* after its refusal it is taken on, beside the attempt made meanwhile */
 }
 
 static void trace_answer(const sim *s, uint32_t node, const sim_session *c, const kvf_nmsg *m) {

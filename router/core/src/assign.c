@@ -29,9 +29,13 @@ static bool role_expected(const kvf_router *r, kvf_role role) {
     return false;
 }
 
+static bool pair_fits(const kvf_router *r, const rt_pair *p) {
+    return !p->refused || (p->numerics_only && r->config.allow_other_numerics);
+}
+
 static bool pair_usable(const kvf_router *r, uint32_t prefill, uint32_t decode) {
     const rt_pair *p = rt_pair_of(r, prefill, decode);
-    if (p->refused && !(p->numerics_only && r->config.allow_other_numerics)) return false;
+    if (!pair_fits(r, p)) return false;
     return p->failures == 0 || (p->until_ns <= r->now && !p->probing);
 }
 
@@ -40,6 +44,20 @@ uint64_t rt_prefills_for(const kvf_router *r, uint32_t decode) {
     for (uint32_t i = 0; i < r->config.nodes_max; i++)
         if ((bits >> i & 1) && (i == decode || !pair_usable(r, i, decode))) bits &= ~(1ull << i);
     return bits;
+}
+
+/* Nobody may ship there now. Is there a point in waiting? Yes while prefill nodes are away, or for a pair that is set
+ * aside for a moment; a pair that fails again and again may be set aside for very long. */
+static bool may_ship_soon(const kvf_router *r, uint32_t decode) {
+    uint64_t bits = rt_nodes_ready(r, KVF_ROLE_PREFILL);
+    bool ejected = false;
+    for (uint32_t i = 0; i < r->config.nodes_max; i++) {
+        const rt_pair *p = rt_pair_of(r, i, decode);
+        if (!(bits >> i & 1) || i == decode || !pair_fits(r, p)) continue;
+        if (p->probing || p->until_ns <= rt_after(r->now, RT_EJECTED_NS)) return true;
+        ejected = true;
+    }
+    return !ejected;
 }
 
 /* ---- cached prefixes ---- */
@@ -216,14 +234,18 @@ static outcome decode_candidates(kvf_router *r, rt_seq *s, choice *c) {
 static outcome shipping_candidates(kvf_router *r, rt_seq *s, choice *c) {
     const rt_request *q = rt_request_at(r, s);
     uint64_t shipping = 0;
-    for (uint32_t i = 0; i < r->config.nodes_max; i++)
-        if ((c->nodes >> i & 1) && (rt_prefills_for(r, i) & ~s->l.impossible)) shipping |= 1ull << i;
+    bool soon = false;
+    for (uint32_t i = 0; i < r->config.nodes_max; i++) {
+        if (!(c->nodes >> i & 1)) continue;
+        if (rt_prefills_for(r, i) & ~s->l.impossible) shipping |= 1ull << i;
+        soon |= may_ship_soon(r, i);
+    }
     if (shipping) {
         c->nodes = shipping;
         return TAKEN;
     }
     if (r->config.strict) return wait_for(r, s, "no prefill node is ready that may ship to a ready decode node");
-    if (q->mode == KVF_ROUTER_ALWAYS && role_expected(r, KVF_ROLE_PREFILL) && !grace_over(r, &s->l)) {
+    if (q->mode == KVF_ROUTER_ALWAYS && soon && role_expected(r, KVF_ROLE_PREFILL) && !grace_over(r, &s->l)) {
         rt_leg_hold(r, s, rt_after(r->now, RT_HOLD_NS));
         return SET_ASIDE;
     }
@@ -345,7 +367,8 @@ void rt_assign_prefill(kvf_router *r, rt_seq *s) {
         rt_leg_prefill(r, s, node, work_tokens(r, s) - cached);
         return;
     }
-    if (!usable && !r->config.strict && rt_request_at(r, s)->mode != KVF_ROUTER_ALWAYS) {
+    bool waits = rt_request_at(r, s)->mode == KVF_ROUTER_ALWAYS && may_ship_soon(r, l->decode);
+    if (!usable && !r->config.strict && !waits) {
         without_prefill(r, s, "no prefill node is ready");
         return;
     }

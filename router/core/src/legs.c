@@ -364,6 +364,7 @@ static void split(kvf_router *r, rt_seq *s, kvf_time_ns until_ns) {
             .death_since = from.death_since,
             .strays = from.strays,
             .stray_since = from.stray_since,
+            .links_lost = from.links_lost,
             .handbacks = from.handbacks,
             .retry = true,
             .local_only = from.local_only,
@@ -393,7 +394,7 @@ static void count_failure(kvf_router *r, rt_seq *s, const rt_failure *why) {
         if (what == RT_FAULT) l->failures++;
         if (what == RT_STRAY && l->strays++ == 0) l->stray_since = r->now;
     }
-    l->links_lost = why->link ? l->links_lost + 1 : 0;
+    if (why->link) l->links_lost++;
     if (why->blame != RT_NONE) l->avoid |= 1ull << why->blame;
     r->counters.retries++;
     q->usage.attempts++;
@@ -452,12 +453,14 @@ static kvf_time_ns when_again(const kvf_router *r, const rt_leg *l, const rt_fai
     return 0;
 }
 
-/* Nobody can ship to its decode node at present: that computes the prompt itself. Who asked for shipping in so many
- * words waits for a way, but not for long. */
+/* Nobody can ship to its decode node at present, or shipping has failed often enough: that computes the prompt itself.
+ * Who asked for shipping in so many words waits for a way, but not for long: each attempt takes a while to fail and
+ * brings at best the one token that the prefill node makes. */
 static bool ships_no_more(const kvf_router *r, const rt_seq *s) {
     const rt_leg *l = &s->l;
-    if (l->ship_min == UINT32_MAX || r->config.strict || rt_prefills_for(r, l->decode)) return false;
-    return rt_request_at(r, s)->mode == KVF_ROUTER_AUTO || l->links_lost >= r->config.attempts_max;
+    if (l->ship_min == UINT32_MAX || r->config.strict) return false;
+    return l->links_lost >= r->config.attempts_max ||
+           (rt_request_at(r, s)->mode == KVF_ROUTER_AUTO && l->decode != RT_NONE && !rt_prefills_for(r, l->decode));
 }
 
 void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
@@ -471,13 +474,14 @@ void rt_leg_failed(kvf_router *r, rt_seq *s, const rt_failure *why) {
     }
     count_failure(r, s, why);
     if (!rt_leg_may_go_on(r, s, why)) return;
-    bool splits = must_split(r, s);
+    bool splits = must_split(r, s), local = ships_no_more(r, s);
+    if (local && l->links_lost >= r->config.attempts_max) l->local_only = true;
     kvf_time_ns leave = why->what == RT_FAULT || why->link ? rt_retry_wait(r) : 0;
     if (leave == 0 && why->same_decode && !splits && l->decode != RT_NONE && rt_node_ready(r, &r->nodes[l->decode])) {
         uint32_t old = l->old_attempt ? l->old_attempt : l->decode_told ? l->attempt : 0;
         uint32_t ship_min = l->ship_min;
         rt_leg_leave_prefill(r, s, false);
-        if (ships_no_more(r, s)) {
+        if (local) {
             ship_min = UINT32_MAX;
             r->counters.fallback_local++;
         }

@@ -51,6 +51,7 @@
 #define RT_SLOW_TIMES 8 /* a page waited so many times longer than the best pair's */
 #define RT_SLOW_HANDOFFS 2 /* in a row */
 #define RT_LATE_NS (100 * KVF_NS_PER_MS) /* a timer this late: the router itself was not running */
+#define RT_EJECTED_NS (500 * KVF_NS_PER_MS) /* who asked for shipping waits for a pair that is set aside for less */
 #define RT_HOLD_NS (20 * KVF_NS_PER_MS) /* how soon a held leg is looked at again when no event wakes it */
 
 typedef enum {
@@ -88,7 +89,7 @@ typedef struct {
     uint32_t deaths_all; /* the same, wherever they were */
     uint32_t death_first, death_end, death_node; /* what they have in common; the last of them */
     kvf_time_ns death_since; /* the first of deaths_all */
-    uint32_t links_lost; /* hand-offs in a row that failed on the way, without a new token */
+    uint32_t links_lost; /* hand-offs in a row that failed on the way: the decode node has given no new token */
     uint32_t strays; /* attempts that came to nothing through no fault of it, as far as one can see */
     kvf_time_ns stray_since;
     rt_note notes[RT_NOTES];

@@ -102,7 +102,7 @@ bool rt_suspect_died(kvf_router *r, rt_seq *s, uint32_t node) {
 }
 
 void rt_suspect_cleared(rt_leg *l) {
-    l->deaths = l->deaths_all = l->strays = l->links_lost = 0;
+    l->deaths = l->deaths_all = l->strays = 0;
     for (uint32_t i = 0; i < RT_NOTES; i++) l->notes[i].said = 0;
 }
 

@@ -37,6 +37,7 @@ static void note_progress(kvf_router *r, rt_seq *leg, rt_request *q, uint32_t no
     const rt_node *n = &r->nodes[node];
     l->progress = !MUTANT(16);
     if (l->progress) rt_suspect_cleared(l);
+    if (node == l->decode) l->links_lost = 0; /* the prefill node makes one whether its pages arrive or not */
     l->model = n->model;
     l->numerics = n->numerics;
     r->counters.tokens++;

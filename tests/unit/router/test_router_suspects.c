@@ -476,6 +476,70 @@ static void no_way_to_ship(void **state) {
     bench_close(&b);
 }
 
+/* A pair that was set aside for long is nothing to wait for, where no other can ship. */
+static void nobody_waits_for_an_ejected_pair(void **state) {
+    (void)state;
+    bench b;
+    kvf_router_config c;
+    bench_config(&c);
+    c.ready_grace_ns = 10 * KVF_NS_PER_S;
+    bench_open(&b, &c);
+    bench_node(&b, D, KVF_ROLE_DECODE);
+    bench_node(&b, P, KVF_ROLE_PREFILL);
+    rt_pair *pair = rt_pair_of(b.r, P, D);
+    pair->failures = 1;
+    for (int often = 0; often <= 1; often++) {
+        pair->until_ns = b.now + (often ? 8000 * MS : 80 * MS);
+        bench_submit(&b, 100, 5, KVF_ROUTER_ALWAYS);
+        if (!often) { /* for a moment: it is waited for */
+            assert_int_equal(bench_count_sent(&b, D, KVF_R_RESERVE), 0);
+            bench_at(&b, b.now + 100 * MS);
+        }
+        assert_int_equal(bench_one(&b, KVF_R_RESERVE)->m.reserve.ship_min, often ? UINT32_MAX : 0);
+        if (often) break;
+        bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+        pair->until_ns = b.now + 8000 * MS; /* and while the grant was on its way */
+        bench_forget(&b);
+        bench_granted(&b, D, &reserve.m, 0);
+        assert_int_equal(bench_one(&b, KVF_R_RESERVE)->m.reserve.ship_min, UINT32_MAX);
+        bench_forget(&b);
+    }
+    bench_close(&b);
+}
+
+/* The prefill node's own token is no sign that its pages arrive: an attempt that gave one, and whose hand-off then
+ * stalled, counts as one that failed on the way. */
+static void a_token_an_attempt_is_no_way(void **state) {
+    (void)state;
+    bench b;
+    kvf_router_config c;
+    bench_config(&c);
+    bench_open(&b, &c);
+    bench_node(&b, D, KVF_ROLE_DECODE);
+    bench_node(&b, P, KVF_ROLE_PREFILL);
+    bench_submit(&b, 100, 50, KVF_ROUTER_ALWAYS);
+    for (uint32_t i = 0; i < 3; i++) {
+        while (!bench_count_sent(&b, D, KVF_R_RESERVE)) bench_at(&b, b.now + MS);
+        bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+        assert_int_equal(reserve.m.reserve.ship_min, 0);
+        bench_granted(&b, D, &reserve.m, 0);
+        while (!bench_sent(&b, P, KVF_R_PREFILL, 0)) bench_at(&b, b.now + MS);
+        bench_action prefill = *bench_one(&b, KVF_R_PREFILL);
+        bench_forget(&b);
+        bench_token(&b, P, &prefill.m.prefill.work, 0, 100 + i, 7, KVF_END_NONE);
+        assert_int_equal(bench_count(&b, KVF_ROUTER_TOKEN), 1);
+        kvf_time_ns end = b.now + c.transfer_stall_ns;
+        while (b.now < end) { /* both nodes are well otherwise */
+            bench_at(&b, KVF_MIN(end, b.now + 300 * MS));
+            bench_status(&b, D, KVF_ROLE_DECODE, KVF_NODE_READY);
+            bench_status(&b, P, KVF_ROLE_PREFILL, KVF_NODE_READY);
+        }
+        assert_int_equal(bench_counters(&b).links_stalled, i + 1);
+    }
+    assert_int_equal(bench_one(&b, KVF_R_RESERVE)->m.reserve.ship_min, UINT32_MAX);
+    bench_close(&b);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(who_kills_three_is_failed),
         cmocka_unit_test(deaths_add_up_where_ranges_meet), cmocka_unit_test(deaths_elsewhere_begin_again_up_to_a_bound),
@@ -486,6 +550,7 @@ int main(void) {
         cmocka_unit_test(decoding_counts_only_without_a_token), cmocka_unit_test(a_storm_asks_for_more),
         cmocka_unit_test(a_storm_does_not_shield_for_ever), cmocka_unit_test(a_blip_costs_nothing),
         cmocka_unit_test(no_list_outlives_its_process), cmocka_unit_test(load_shrinks_with_each_chunk),
-        cmocka_unit_test(the_grace_begins_anew), cmocka_unit_test(a_frozen_router_counts_no_grace)};
+        cmocka_unit_test(the_grace_begins_anew), cmocka_unit_test(a_frozen_router_counts_no_grace),
+        cmocka_unit_test(a_token_an_attempt_is_no_way), cmocka_unit_test(nobody_waits_for_an_ejected_pair)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
