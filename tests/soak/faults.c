@@ -9,9 +9,10 @@
 
 const char *const fault_names[FAULTS] = {"kill prefill", "kill decode", "kill router", "freeze prefill",
     "freeze decode", "freeze router", "end node", "end router", "drain", "change role", "flush", "cut control",
-    "cut pages", "slow control", "slow pages", "hold control", "hold pages", "corrupt pages", "replace"};
+    "cut pages", "slow control", "slow pages", "hold control", "hold pages", "corrupt pages", "corrupt rings",
+    "replace"};
 
-static const uint32_t weights[FAULTS] = {10, 10, 7, 7, 7, 5, 5, 4, 6, 6, 4, 8, 8, 4, 4, 4, 4, 5, 5};
+static const uint32_t weights[FAULTS] = {10, 10, 7, 7, 7, 5, 5, 4, 6, 6, 4, 8, 8, 4, 4, 4, 4, 8, 8, 5};
 
 static uint32_t weight_of(const cluster *c, uint32_t kind) {
     enum { OFTEN = 8 };
@@ -138,6 +139,7 @@ static void cut(cluster *c, uint32_t i, bool control) {
 
 static void weather(cluster *c, uint32_t i, fault_kind kind) {
     proxy_weather w = {.delay_ns = 0};
+    c->m[i].scribbled = kind == FAULT_CORRUPT_RINGS;
     bool control = kind == FAULT_SLOW_CONTROL || kind == FAULT_HOLD_CONTROL;
     if (kind == FAULT_SLOW_CONTROL) w.delay_ns = random_ns(c, 5, 200);
     if (kind == FAULT_SLOW_PAGES) w.delay_ns = random_ns(c, 1, 50);
@@ -232,6 +234,7 @@ static void start_again(cluster *c, uint32_t i) {
 
 static void clear_weather(cluster *c, member *m) {
     proxy_weather none = {.delay_ns = 0};
+    m->scribbled = false;
     for (uint32_t k = 0; k < 2; k++) {
         proxy_set(c->net, m->control_lane[k], &none);
         proxy_set(c->net, m->page_lane[k], &none);
@@ -309,7 +312,10 @@ static bool all_up(const cluster *c) {
 }
 
 void cluster_mend(cluster *c, bool all) {
-    for (uint32_t i = 0; i < MEMBERS; i++) mend(c, i, all);
+    for (uint32_t i = 0; i < MEMBERS; i++) {
+        if (c->m[i].scribbled && c->m[i].state == WEATHER) c->ring_flips += rings_scribble(c->m[i].p.pid, &c->random);
+        mend(c, i, all);
+    }
     if (!all) return;
     uint64_t end = e2e_now_ns() + (uint64_t)E2E_WAIT_MS * 1000000u;
     while (!(all_up(c) && cluster_ready(c)) && e2e_now_ns() < end) {

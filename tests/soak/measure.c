@@ -122,9 +122,10 @@ static double role_of(const sample *s, uint32_t role) {
     return sum;
 }
 
-static trend trend_in_calm(const measure *m, value_fn value, uint32_t who, bool by_request) {
+static trend trend_between(
+    const measure *m, uint32_t from, uint32_t end, value_fn value, uint32_t who, bool by_request) {
     double x[POINTS_MAX], values[POINTS_MAX];
-    uint32_t end = atomic_load(&m->count), from = atomic_load(&m->calm_from), count = 0;
+    uint32_t count = 0;
     uint32_t step = (end - from) / POINTS_MAX + 1;
     for (uint32_t i = from; i < end; i += step) {
         x[count] = by_request ? m->samples[i].requests : m->samples[i].minutes;
@@ -133,9 +134,18 @@ static trend trend_in_calm(const measure *m, value_fn value, uint32_t who, bool 
     return trend_of(x, values, count);
 }
 
-trend measure_anon(const measure *m, uint32_t who) { return trend_in_calm(m, anon_of, who, false); }
-trend measure_fds(const measure *m, uint32_t who) { return trend_in_calm(m, fds_of, who, false); }
-trend measure_role(const measure *m, member_role role) { return trend_in_calm(m, role_of, role, true); }
+static trend trend_in_calm(const measure *m, value_fn value, uint32_t who) {
+    return trend_between(m, atomic_load(&m->calm_from), atomic_load(&m->count), value, who, false);
+}
+
+trend measure_anon(const measure *m, uint32_t who) { return trend_in_calm(m, anon_of, who); }
+trend measure_fds(const measure *m, uint32_t who) { return trend_in_calm(m, fds_of, who); }
+
+trend measure_role(const measure *m, member_role role, uint32_t half) {
+    uint32_t from = atomic_load(&m->calm_from), end = atomic_load(&m->count), middle = from + (end - from) / 2;
+    return half == 0 ? trend_between(m, from, middle, role_of, role, true)
+                     : trend_between(m, middle, end, role_of, role, true);
+}
 
 double measure_last_anon(const measure *m, uint32_t who) {
     uint32_t count = atomic_load(&m->count);

@@ -48,8 +48,9 @@ static void text_faults(soak *s, FILE *to) {
     proxy_totals(s->c.net, &bytes, &flips, &cuts);
     fprintf(to, "faults: %u, and %u times nobody could be spared:", faults_of(s), s->c.impossible);
     for (size_t i = 0; i < FAULTS; i++) fprintf(to, "%s %s %u", i ? "," : "", fault_names[i], s->c.faults[i]);
-    fprintf(to, "\nproxy: %llu bytes passed on, %llu bits turned, %llu connections cut\n", (unsigned long long)bytes,
-        (unsigned long long)flips, (unsigned long long)cuts);
+    fprintf(to,
+        "\nproxy: %llu bytes passed on, %llu bits turned, %llu connections cut; %u bits turned in shared memory\n",
+        (unsigned long long)bytes, (unsigned long long)flips, (unsigned long long)cuts, s->c.ring_flips);
     fprintf(to, "deaths seen by routers: %u, after %.0f ms at the median, %.0f ms at most; %u not within 3 s\n",
         s->c.detections, detected(s, 0.5), detected(s, 1), s->c.undetected);
     fprintf(to, "replaced processes that woke up: %u ended by themselves, %u heard of nobody\n", s->c.old_ended,
@@ -69,9 +70,11 @@ static void text_rest(soak *s, FILE *to) {
         (unsigned long long)s->blocks_checked, s->violations);
     static const char *const names[] = {[ROLE_PREFILL] = "prefill nodes", "decode nodes", "routers"};
     for (member_role role = ROLE_PREFILL; role <= ROLE_ROUTER; role++) {
-        trend a = measure_role(s->m, role);
-        fprintf(to, "memory of all %s together, %.0f requests in the calm: %+.0f bytes a request (%+.0f to %+.0f)\n",
-            names[role], a.span, a.slope, a.low, a.high);
+        trend a = measure_role(s->m, role, 0), b = measure_role(s->m, role, 1);
+        fprintf(to,
+            "memory of all %s together: %+.0f bytes a request (%+.0f to %+.0f) in the first half of the calm, %+.0f "
+            "(%+.0f to %+.0f) in the second, %.0f requests\n",
+            names[role], a.slope, a.low, a.high, b.slope, b.low, b.high, b.span);
     }
     for (uint32_t i = 0; i < MEMBERS; i++) {
         trend a = measure_anon(s->m, i), f = measure_fds(s->m, i);
@@ -114,9 +117,10 @@ static json_t *json_roles(soak *s) {
     static const char *const names[] = {[ROLE_PREFILL] = "prefill", "decode", "router"};
     json_t *all = json_object();
     for (member_role role = ROLE_PREFILL; role <= ROLE_ROUTER; role++) {
-        trend t = measure_role(s->m, role);
-        json_object_set_new(
-            all, names[role], json_pack("{sfs[fff]}", "requests", t.span, "bytes_per_request", t.slope, t.low, t.high));
+        trend a = measure_role(s->m, role, 0), b = measure_role(s->m, role, 1);
+        json_object_set_new(all, names[role],
+            json_pack("{sfs[fff]sfs[fff]}", "requests_first_half", a.span, "bytes_per_request_first_half", a.slope,
+                a.low, a.high, "requests", b.span, "bytes_per_request", b.slope, b.low, b.high));
     }
     return all;
 }

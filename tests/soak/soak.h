@@ -99,6 +99,7 @@ typedef enum {
     FAULT_HOLD_CONTROL,
     FAULT_HOLD_PAGES,
     FAULT_CORRUPT_PAGES,
+    FAULT_CORRUPT_RINGS,
     FAULT_REPLACE,
     FAULTS
 } fault_kind;
@@ -112,6 +113,7 @@ typedef struct {
     e2e_process p, old; /* old: the frozen one whose place p took; pid 0: none */
     bool old_thawed;
     member_state state;
+    bool scribbled; /* WEATHER: bits of its shared-memory rings are turned */
     uint64_t until_ns; /* when the state is mended */
     uint32_t starts;
     uint64_t started_ns;
@@ -135,7 +137,7 @@ typedef struct {
     bool often[FAULTS];
     uint32_t faults[FAULTS], impossible;
     double detected_ms[DETECTIONS_MAX];
-    uint32_t detections, undetected, old_ended, old_killed;
+    uint32_t detections, undetected, old_ended, old_killed, ring_flips;
     uint64_t longest_end_ns;
     char logs[LOGS_MAX][64]; /* of processes that have ended */
     uint32_t log_count;
@@ -156,6 +158,11 @@ bool cluster_admin(cluster *c, const char *method, const ProtobufCMessage *reque
 uint32_t cluster_pick(cluster *c, member_role role, bool must_leave_one); /* MEMBERS: none */
 uint64_t cluster_roll(cluster *c, uint64_t bound);
 
+/* ---- rings.c ---- */
+
+/* Turns bits of bytes that lie unread in the shared-memory rings of a process, for about a millisecond; how many. */
+uint32_t rings_scribble(pid_t pid, uint64_t *random);
+
 /* ---- measure ---- */
 
 typedef struct {
@@ -172,7 +179,8 @@ void measure_stop(measure *m);
 uint64_t measure_longest_silence_ns(const measure *m); /* of the whole cluster */
 trend measure_anon(const measure *m, uint32_t who); /* KiB a minute */
 trend measure_fds(const measure *m, uint32_t who);
-trend measure_role(const measure *m, member_role role); /* bytes a request: all processes of the role together */
+/* Bytes a request, of all processes of the role together, in the first (0) or second half of the calm. */
+trend measure_role(const measure *m, member_role role, uint32_t half);
 double measure_last_anon(const measure *m, uint32_t who);
 void measure_destroy(measure *m);
 
