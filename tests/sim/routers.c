@@ -17,6 +17,7 @@ static void router_config(const sim *s, uint32_t router, kvf_router_config *c) {
     c->reconnect_grace_ns = SIM_RECONNECT_GRACE_NS;
     c->ready_grace_ns = SIM_READY_GRACE_NS;
     c->status_timeout_ns = SIM_STATUS_TIMEOUT_NS;
+    c->transfer_stall_ns = SIM_STALL_NS;
     c->backoff_ns = 10 * SIM_MS;
     c->backoff_max_ns = 200 * SIM_MS;
 }
@@ -83,7 +84,18 @@ static uint32_t stop_of(const sim_request *q, uint32_t choice) {
     return q->plan->stop ? 1 + (uint32_t)((q->plan->stop * (choice + 1)) % 13) : 0;
 }
 
+/* A router that drains gives its requests a time: whoever is served at all must come on. */
+static void client_hears(sim *s, sim_request *q) {
+    kvf_time_ns since = KVF_MAX(q->told_at, s->router[q->plan->router].unserved);
+    if (s->now - since > SIM_SILENCE_NS)
+        sim_fail(s, "request %u heard nothing for %u ms, though somebody was there to do it", number(s, q),
+            (unsigned)((s->now - since) / SIM_MS));
+    q->told_at = s->now;
+}
+
 static void client_over(sim *s, sim_request *q) {
+    client_hears(s, q);
+
     if (q->over) sim_fail(s, "I5: request %u ends twice", number(s, q));
     q->over = true;
     s->over++;
@@ -109,6 +121,7 @@ static void client_token(sim *s, sim_request *q, const kvf_router_action *a) {
     q->got[c]++;
     q->counted++;
     q->deaths = 0;
+    client_hears(s, q);
     s->count.tokens++;
     kvf_end end = eos ? KVF_END_EOS : q->got[c] == q->plan->output ? KVF_END_LENGTH : KVF_END_NONE;
     if (a->token.end != end)
@@ -206,7 +219,7 @@ void on_submit(sim *s, uint32_t request) {
     const plan_request *p = q->plan;
     uint32_t who = router_process((uint32_t)p->router), tokens[PLAN_CONTEXT];
     q->submitted = true;
-    q->submitted_at = s->now;
+    q->submitted_at = q->told_at = s->now;
     q->harms_before = s->harms;
     if (!s->process[who].alive || s->process[who].frozen) { /* the client is told by its own connection */
         q->over = true;

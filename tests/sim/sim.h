@@ -35,6 +35,8 @@
 #define SIM_STATUS_TIMEOUT_NS (200 * SIM_MS)
 #define SIM_RECONNECT_GRACE_NS (50 * SIM_MS)
 #define SIM_READY_GRACE_NS (1000 * SIM_MS)
+#define SIM_STALL_NS (300 * SIM_MS)
+#define SIM_SILENCE_NS (3000 * SIM_MS) /* no client is without news for so long while some node serves its router */
 
 typedef enum {
     EV_SUBMIT,
@@ -166,7 +168,7 @@ typedef struct {
 
 typedef struct {
     const plan_request *plan;
-    kvf_time_ns submitted_at;
+    kvf_time_ns submitted_at, told_at; /* told_at: of its last token, else submitted */
     bool submitted, admitted, over, cancelled;
     kvf_request_id id;
     uint32_t router_incarnation;

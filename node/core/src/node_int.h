@@ -13,7 +13,7 @@
  * not renewed while the prefill node queues; 13 a lower attempt followed; 14 landed pages kept though the prompt has
  * grown; 15 a lost router's requests kept; 16 a late Cancel hits the next attempt; 17 Failed where the sender has said
  * why; 18 salt not in the root; 19 scores go past the prompt; 20 a hand-off committed before its scores are
- * acknowledged. */
+ * acknowledged; 21 a Reserve of what has ended here taken on. */
 #ifndef KVF_MUTANT
 #define KVF_MUTANT 0
 #endif
@@ -136,7 +136,7 @@ typedef struct {
     kvf_time_ns until;
 } cancel_note;
 
-#define CANCEL_NOTES 256
+#define CANCEL_NOTES 1024 /* cancelled, or ended here by themselves */
 
 struct kvf_node {
     kvf_node_config config;

@@ -310,6 +310,13 @@ static void begin_shipping_choices(kvf_node *n, node_req *r, const kvf_step_samp
         node_ship_first(n, r, first, count);
 }
 
+/* The router hears so by the ends of its tokens, and owes no Cancel. A Reserve that comes once more would get room that
+ * nobody gives back. */
+static void ended(kvf_node *n, node_req *r) {
+    if (!MUTANT(21)) node_note_cancel(n, r->id, r->attempt);
+    node_release(n, r);
+}
+
 void node_begin_choices(kvf_node *n, node_req *r, const kvf_step_sample *samples, uint32_t count, bool repeated) {
     KVF_ASSERT(count == r->n);
     if (r->leg == LEG_PREFILL) {
@@ -320,7 +327,7 @@ void node_begin_choices(kvf_node *n, node_req *r, const kvf_step_sample *samples
     node_seq *first = node_first_seq(n, r);
     for (uint32_t i = 1; i < r->n; i++) fork_choice(n, r, first, &n->seqs[r->seq[i]]);
     for (uint32_t i = 0; i < r->n; i++) append_token(n, r, &n->seqs[r->seq[i]], &samples[i], repeated);
-    if (r->live == 0) node_release(n, r);
+    if (r->live == 0) ended(n, r);
 }
 
 static void end_uses(kvf_node *n) {
@@ -355,7 +362,7 @@ static void run_done(kvf_node *n, uint32_t index, const kvf_step_sample *samples
         return;
     }
     append_token(n, r, s, &samples[0], false);
-    if (r->live == 0) node_release(n, r);
+    if (r->live == 0) ended(n, r);
 }
 
 static void fail_runs(kvf_node *n, kvf_status status) {

@@ -237,6 +237,28 @@ static void pd01_a_cancel_frees_what_a_dead_peer_held_at_once(void **state) {
     }
 }
 
+/* ---- a Reserve that comes twice ---- */
+
+/* The second copy of it comes when all is over: nobody would ever give that room back (found by the model). */
+static void a_reserve_after_its_end_is_dropped(void **state) {
+    (void)state;
+    open_rig(64, 64, 0);
+    for (int local = 0; local <= 1; local++) {
+        kvf_work w = rig_work(1 + (uint64_t)local, prompt, 100, 5);
+        if (local) w.ship_min = UINT32_MAX;
+        if (local)
+            rig_reserve(&R, &w);
+        else
+            rig_ship(&R, &w);
+        rig_expect_output(&R, w.request, 0, prompt, 100, 5);
+        uint32_t before = R.log_count;
+        rig_reserve(&R, &w);
+        assert_int_equal(R.log_count, before);
+        rig_check_at_rest(&R);
+    }
+    rig_fini(&R);
+}
+
 /* ---- prompt logprobs ---- */
 
 static void come_back(const kvf_work *w, uint32_t node) {
@@ -317,6 +339,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(pd07_a_crowd_before_a_small_pool_all_finish),
         cmocka_unit_test(kv06_two_streams_in_a_pool_for_one_and_a_half),
         cmocka_unit_test(pd01_a_cancel_frees_what_a_dead_peer_held_at_once),
-        cmocka_unit_test(prompt_logprobs_outlive_their_session)};
+        cmocka_unit_test(a_reserve_after_its_end_is_dropped), cmocka_unit_test(prompt_logprobs_outlive_their_session)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
