@@ -16,8 +16,14 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#ifdef KVF_LAUNCH_WATCHED /* tests/cuda/gpu_check */
+extern "C" void kvf_launched(const char *kernel);
+#define KVF_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                     \
+    (kernel<<<(grid), (block), (shared_bytes), (cudaStream_t)(stream)>>>(__VA_ARGS__), kvf_launched(#kernel))
+#else
 #define KVF_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                     \
     kernel<<<(grid), (block), (shared_bytes), (cudaStream_t)(stream)>>>(__VA_ARGS__)
+#endif
 #define KVF_SHARED(type, name)                                                                                         \
     extern __shared__ __align__(128) unsigned char kvf_shared_block[];                                                 \
     type *name = (type *)kvf_shared_block

@@ -53,8 +53,7 @@ static inline cluster to_codes(cluster *c) {
     size_t rows = (size_t)2 * c->kv_heads * PAGE;
     f8.cell = KVF_CUDA_CELL_F8;
     f8.page_bytes = kvf_cuda_page_bytes(c->kv_heads, c->dim, f8.cell);
-    f8.pages.assign(c->pages.size() / c->page_bytes * f8.page_bytes + 16, 0xFF); /* NaN again */
-    f8.pages.erase(f8.pages.begin(), f8.pages.begin() + (16 - (uintptr_t)f8.pages.data() % 16) % 16);
+    f8.pages.assign(c->pages.size() / c->page_bytes * f8.page_bytes, 0xFF); /* NaN again */
     for (size_t b = 0; b < c->pages.size() / c->page_bytes; b++) {
         kvf_half_bits *from = (kvf_half_bits *)(void *)&c->pages[b * c->page_bytes];
         uint8_t *to = &f8.pages[b * f8.page_bytes];

@@ -61,18 +61,24 @@ static void codes_of_all_head_sizes(void **state) {
 }
 
 static void head_sizes(void **state) {
-    for (uint32_t dim : {64, 80, 96, 128, 256}) check(2, 3, dim, {33, 16});
+    for (uint32_t dim : {16, 32, 64, 80, 96, 128, 256}) check(2, 3, dim, {33, 16});
 }
 
-static void groups(void **state) {
-    for (uint32_t group : {1, 3, 4, 7, 8}) check(2, group, 64, {40, 5});
+static void every_head_size_with_every_group(void **state) {
+    for (uint32_t dim : {64, 80, 96, 128, 256})
+        for (uint32_t group : {1, 3, 4, 7, 8}) check(group == 3 ? 2 : 1, group, dim, {1, 15, 16, 17});
+    check(1, KVF_CUDA_GROUP_MAX, 64, {40, 5});
 }
 
 static void contexts(void **state) {
     for (uint32_t n : {1, 15, 16, 17, 255, 256, 257, 513}) check(1, 4, 64, {n});
 }
 
-static void a_long_context(void **state) { check(1, 8, 128, {4097}); }
+static void long_contexts(void **state) {
+    check(1, 4, 64, {4097});
+    check(1, 8, 128, {4097});
+    check(1, 1, 256, {4097});
+}
 
 static void ragged_batches_in_all_orders(void **state) {
     in_all_orders([] { check(2, 4, 64, {1, 300, 16, 17, 77}); });
@@ -107,9 +113,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(head_sizes),
         cmocka_unit_test(codes_of_all_head_sizes),
-        cmocka_unit_test(groups),
+        cmocka_unit_test(every_head_size_with_every_group),
         cmocka_unit_test(contexts),
-        cmocka_unit_test(a_long_context),
+        cmocka_unit_test(long_contexts),
         cmocka_unit_test(ragged_batches_in_all_orders),
         cmocka_unit_test(a_sequence_does_not_feel_its_batch),
         cmocka_unit_test(shapes_without_a_kernel_are_refused),

@@ -120,62 +120,11 @@ static void lanes_exchange(void **state) {
     });
 }
 
-/* c[16][8] = a[16][16] * b[8][16]^T, and through the transposing load c2 = a * bt[16][8]. */
-static __global__ void tile(float *c, const __half *a, const __half *b, const __half *bt) {
-    KVF_SHARED(__half, shared);
-    __half *sa = shared, *sb = sa + 16 * 24, *st = sb + 16 * 24;
-    int lane = threadIdx.x;
-    for (int i = lane; i < 256; i += 32) {
-        sa[i / 16 * 24 + i % 16] = a[i];
-        sb[i / 16 * 24 + i % 16] = b[i];
-        st[i / 16 * 24 + i % 16] = bt[i];
-    }
-    __syncwarp();
-    uint32_t ra[4], rb[4], rt[4];
-    float d[2][4] = {}, t[2][4] = {};
-    kvf_load_matrix_x4(ra, sa + lane % 16 * 24 + lane / 16 * 8);
-    kvf_load_matrix_x4(rb, sb + (lane % 8 + lane / 16 * 8) * 24 + lane / 8 % 2 * 8);
-    kvf_load_matrix_x4_trans(rt, st + lane % 16 * 24 + lane / 16 * 8);
-    for (int n = 0; n < 2; n++) {
-        kvf_mma_f16(d[n], ra, rb + 2 * n);
-        kvf_mma_f16(t[n], ra, rt + 2 * n);
-    }
-    for (int n = 0; n < 2; n++) {
-        for (int i = 0; i < 4; i++) {
-            int at = (lane / 4 + 8 * (i / 2)) * 16 + n * 8 + (lane & 3) * 2 + (i & 1);
-            c[at] = d[n][i];
-            c[256 + at] = t[n][i];
-        }
-    }
-}
-
-static void matrices_multiply(void **state) {
-    in_all_orders([] {
-        maker m;
-        halves a = make_halves(m, 256), b = make_halves(m, 256), bt(256);
-        for (int i = 0; i < 16; i++)
-            for (int k = 0; k < 16; k++) bt[k * 16 + i] = b[i * 16 + k];
-        std::vector<float> result(512);
-        float *c = result.data();
-        KVF_LAUNCH(tile, dim3(1), dim3(32), 3 * 16 * 24 * sizeof(__half), nullptr, c, (const __half *)a.data(),
-            (const __half *)b.data(), (const __half *)bt.data());
-        for (int i = 0; i < 16; i++) {
-            for (int j = 0; j < 16; j++) {
-                double want = 0;
-                for (int k = 0; k < 16; k++) want += (double)float_of(a[i * 16 + k]) * float_of(b[j * 16 + k]);
-                assert_true(std::fabs(c[i * 16 + j] - want) < 1e-5);
-                assert_true(c[256 + i * 16 + j] == c[i * 16 + j]);
-            }
-        }
-    });
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(broken_rules_are_named),
         cmocka_unit_test(unwritten_shared_memory_is_poison),
         cmocka_unit_test(lanes_exchange),
-        cmocka_unit_test(matrices_multiply),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -80,16 +80,16 @@ static void pages_in_all_orders(void **state) {
 
 static void a_wrong_byte_has_another_checksum(void **state) {
     pool p = make_pool(1, 1, 4096);
-    std::vector<uint8_t> slot(4096 + 16);
-    kvf_cuda_page name = {0, 0, 77};
-    uint32_t first = 0, second = 0;
-    kvf_cuda_pages a = {p.bytes(), 4096, 4096, slot.data() + (16 - (uintptr_t)slot.data() % 16) % 16, &name, 1, &first};
+    std::vector<uint4> slot(4096 / 16);
+    std::vector<kvf_cuda_page> names = {{0, 0, 77}};
+    std::vector<uint32_t> sums(2);
+    kvf_cuda_pages a = {p.bytes(), 4096, 4096, (uint8_t *)slot.data(), names.data(), 1, &sums[0]};
     kvf_cuda_pages_pack(&a, NULL);
     a.slot[4000] ^= 1;
-    a.crc = &second;
+    a.crc = &sums[1];
     kvf_cuda_pages_unpack(&a, NULL);
-    assert_int_not_equal(first, second);
-    assert_int_equal(second, kvf_crc32c(77, p.bytes(), 4096));
+    assert_int_not_equal(sums[0], sums[1]);
+    assert_int_equal(sums[1], kvf_crc32c(77, p.bytes(), 4096));
 }
 
 static void first_positions_are_copied(kvf_cuda_cell cell, uint32_t tokens) {

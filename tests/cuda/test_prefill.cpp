@@ -59,14 +59,16 @@ static void check_codes(
 static void codes_of_all_head_sizes(void **state) {
     for (uint32_t dim : {64, 80, 96, 128, 256}) check_codes(2, 1, dim, {70}, {18});
     in_all_orders([] { check_codes(1, 2, 64, {80, 17}, {20, 17}); });
+    check_codes(1, 1, 128, {1030}, {3});
 }
 
 static void head_sizes(void **state) {
-    for (uint32_t dim : {64, 80, 96, 128, 256}) check(1, 2, dim, {70}, {70});
+    for (uint32_t dim : {16, 32, 64, 80, 96, 128, 256}) check(1, 2, dim, {70}, {70});
 }
 
-static void groups(void **state) {
-    for (uint32_t group : {1, 3, 4, 7, 8}) check(1, group, 64, {33}, {33});
+static void every_head_size_with_every_group(void **state) {
+    for (uint32_t dim : {64, 80, 96, 128, 256})
+        for (uint32_t group : {1, 3, 4, 7, 8}) check(group == 3 ? 2 : 1, group, dim, {17, 16}, {17, 1});
 }
 
 static void lengths(void **state) {
@@ -75,7 +77,11 @@ static void lengths(void **state) {
 
 static void chunks_behind_a_prefix(void **state) { check(1, 2, 128, {257, 100, 16}, {48, 1, 16}); }
 
-static void a_long_context(void **state) { check(1, 1, 64, {4097}, {48}); }
+/* Whole prompts of that length are for a GPU: here the last queries. */
+static void long_contexts(void **state) {
+    check(1, 1, 64, {4097}, {48});
+    check(1, 1, 256, {4097}, {48});
+}
 
 static void ragged_batches_in_all_orders(void **state) {
     in_all_orders([] { check(1, 2, 64, {80, 1, 31}, {66, 1, 15}); });
@@ -95,10 +101,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(head_sizes),
         cmocka_unit_test(codes_of_all_head_sizes),
-        cmocka_unit_test(groups),
+        cmocka_unit_test(every_head_size_with_every_group),
         cmocka_unit_test(lengths),
         cmocka_unit_test(chunks_behind_a_prefix),
-        cmocka_unit_test(a_long_context),
+        cmocka_unit_test(long_contexts),
         cmocka_unit_test(ragged_batches_in_all_orders),
         cmocka_unit_test(a_token_does_not_feel_how_its_prompt_was_cut),
     };

@@ -179,11 +179,13 @@ static void logprobs_and_ranks(void **state) {
 
 static void a_given_token_is_scored(void **state) {
     batch b = make(500, 500, 1, 5);
-    kvf_cuda_sampling row = {};
+    std::vector<kvf_cuda_sampling> rows(1);
+    kvf_cuda_sampling &row = rows[0];
     row.want_logprobs = 1;
     row.top_logprobs = 3;
     row.given = 123;
-    kvf_cuda_sampled got;
+    std::vector<kvf_cuda_sampled> out(1);
+    kvf_cuda_sampled &got = out[0];
     std::vector<uint64_t> scratch(kvf_cuda_sample_scratch_bytes(500, 1) / 8 + 1);
     kvf_cuda_sample a = {b.logits.data(), 500, 500, &row, 1, NULL, scratch.data(), &got};
     assert_int_equal(kvf_cuda_sample_rows(&a, NULL), 0);

@@ -3,7 +3,7 @@
  *
  * Equal to kvf_sample_token, given the same logits: exp and log are the same operations, sums have the same order. One
  * thing differs: to find where top-p cuts, weights are added as integers of 2^-40, whatever the order, so that a sum
- * within 1e-9 of top_p may be judged otherwise. Logprobs and ranks are the same bits. */
+ * within 1e-7 of top_p may be judged otherwise. Logprobs and ranks are the same bits. */
 #ifndef KVF_CUDA_SAMPLE_H
 #define KVF_CUDA_SAMPLE_H
 #include <stddef.h>

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# build.sh FOLDER: the programs of scripts/gpu-check, by nvcc and the C compilers alone. KVF_GPU_ARCHS: "80 90".
+set -euo pipefail
+folder=$(mkdir -p "$1" && cd "$1" && pwd)
+cd "$(dirname "$0")/../../.."
+nvcc=${NVCC:-nvcc} here=tests/cuda/gpu_check
+read -ra archs <<<"${KVF_GPU_ARCHS:-80 90}"
+toolkit=$(dirname "$(dirname "$(command -v "$nvcc")")")
+gencode=()
+for a in "${archs[@]}"; do gencode+=("-gencode=arch=compute_$a,code=[sm_$a,compute_$a]"); done
+
+common="-Ibase/include -Ikernels/include -Ikernels/quant/include -Ikernels/src -Ikernels/cuda/include -Ikernels/cuda -Iengine/sampler/include"
+c="${CC:-gcc} -std=c11 -D_GNU_SOURCE -O2 -ffp-contract=off -fno-strict-aliasing $common -isystem $toolkit/include -c"
+# Vector and half types alias each other in tests, as nvcc allows.
+cxx="${CXX:-g++} -std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -Wno-psabi -I$here/shim -Itests/cuda -Itests/cuda/emu $common -isystem $toolkit/include -c"
+cu="$nvcc -std=c++17 -O3 ${gencode[*]} -DKVF_LAUNCH_WATCHED -Itests/cuda $common -c"
+
+{
+  for f in rows qkv decode prefill pages quant sample; do echo "$cu kernels/cuda/$f.cu -o $folder/$f.o"; done
+  echo "$cu tests/cuda/mma_tile.cu -o $folder/mma_tile.o"
+  for f in mma rows decode prefill pages quant sample; do echo "$cxx tests/cuda/test_$f.cpp -o $folder/test_$f.o"; done
+  for f in device bench rows; do echo "$cxx $here/$f.cpp -o $folder/gpu_$f.o"; done
+  for f in kernels/src/pack kernels/src/detect kernels/src/rope_table kernels/ref/ref kernels/quant/src/quant kernels/quant/src/half \
+    engine/sampler/src/sample engine/sampler/src/score engine/sampler/src/check engine/sampler/src/math base/src/status \
+    kernels/cuda/gemm $here/crc; do
+    echo "$c $f.c -o $folder/c_${f//\//_}.o"
+  done
+} | xargs -P "$(nproc)" -I{} sh -c '{} || { echo "failed: {}" >&2; exit 255; }'
+
+link() { # link PROGRAM OBJECTS...
+  local program=$folder/$1
+  shift
+  # The runtime inside: a machine with a driver alone can run them.
+  "${CXX:-g++}" -o "$program" "${@/#/$folder/}" "$folder"/c_*.o -L"$toolkit/lib64" -lcudart_static -lrt -ldl -lm -lpthread
+}
+link check-mma test_mma.o mma_tile.o gpu_device.o
+link check-rows test_rows.o rows.o qkv.o gpu_device.o
+for f in decode prefill pages quant sample; do link "check-$f" "test_$f.o" "$f.o" gpu_device.o; done
+link bench gpu_bench.o gpu_rows.o rows.o qkv.o decode.o prefill.o pages.o quant.o sample.o
