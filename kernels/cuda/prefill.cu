@@ -55,8 +55,8 @@ template <int TILES> KVF_DEVICE void mask(float (*s)[4], int begin, const int *l
     }
 }
 
-/* grid: tiles of QUERIES tokens, heads, runs. */
-template <int DIM, bool F8> static __global__ void __launch_bounds__(WARPS * 32) prefill_tile(kvf_cuda_prefill a) {
+/* grid: tiles of QUERIES tokens, heads, runs. Registers before blocks: without the 1, heads of 32 spill. */
+template <int DIM, bool F8> static __global__ void __launch_bounds__(WARPS * 32, 1) prefill_tile(kvf_cuda_prefill a) {
     typedef layout<DIM, F8> place;
     KVF_SHARED(uint8_t, shared);
     const int STEP = place::step, TILES = place::tiles;
