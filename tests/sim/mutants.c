@@ -31,6 +31,7 @@ static const mutant mutants[] = {
 static const struct {
     int *chosen, number, *door, opens;
 } doors[] = {{&sim_mutant_kvcache, 3, &sim_mutant_node, 7}, {&sim_mutant_kvcache, 8, &sim_mutant_node, 2},
+    {&sim_mutant_router, 1, &sim_mutant_node, 21}, {&sim_mutant_router, 18, &sim_mutant_node, 21},
     {&sim_mutant_router, 19, &sim_mutant_node, 21}};
 
 static void choose(const mutant *m, bool on) {

@@ -12,7 +12,7 @@
  * booked room kept; 10 the last, partly filled page not shipped; 11 a page shipped before its layer is done; 12 a grant
  * not renewed while the prefill node queues; 13 a lower attempt followed; 14 landed pages kept though the prompt has
  * grown; 15 a lost router's requests kept; 16 a late Cancel hits the next attempt; 17 Failed where the sender has said
- * why; 18 salt not in the root; 19 scores go past the prompt; 20 a hand-off committed before its scores are
+ * why; 18 salt not in the root; 19 prompt logprobs not said again; 20 a hand-off committed before its scores are
  * acknowledged; 21 a Reserve of what has ended here taken on. */
 #ifndef KVF_MUTANT
 #define KVF_MUTANT 0

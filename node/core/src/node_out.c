@@ -201,6 +201,8 @@ static uint32_t flush_scores(kvf_node *n, uint32_t session) {
     for (uint32_t i = s->out_sent; i < s->out_count; i++) {
         out_item *o = out_at(n, session, i);
         if (!o->score) continue;
+        said++;
+        if (MUTANT(19) && o->batch) continue;
         const kvf_token_item *item = &o->item;
         bool follows = m && kvf_request_id_equal(m->request, item->request) && m->attempt == item->attempt &&
                        m->prompt_logprobs.start + m->prompt_logprobs.count == item->position;
@@ -217,7 +219,6 @@ static uint32_t flush_scores(kvf_node *n, uint32_t session) {
         data += item->sample.len_bytes;
         m->prompt_logprobs.samples.len_bytes += item->sample.len_bytes;
         m->prompt_logprobs.count++;
-        said++;
     }
     return said;
 }

@@ -383,7 +383,7 @@ static void send_scores(kvf_node *n, const kvf_step_result *result) {
         node_req *r = req_of(n, &n->seqs[n->run_seq[sc->run]]);
         if (r->state == REQ_FREE || r->ending || sc->start >= r->prompt_count) continue;
         /* What follows the prompt was accepted in an earlier attempt: nobody asked for its scores. */
-        uint32_t count = MUTANT(19) ? sc->count : KVF_MIN(sc->count, r->prompt_count - sc->start);
+        uint32_t count = KVF_MIN(sc->count, r->prompt_count - sc->start);
         if (count == 0) continue;
         size_t bytes = sc->samples.len_bytes / sc->count * count;
         node_emit_scores(n, r, sc->start, count, (kvf_span){sc->samples.data, bytes});
