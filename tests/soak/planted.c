@@ -18,7 +18,7 @@
 
 int sim_mutant_kvcache, sim_mutant_xfer, sim_mutant_node, sim_mutant_router;
 
-enum { LEAK_BYTES = 100, BLOCK_EVERY = 2000 };
+enum { LEAK_BYTES = 100, BLOCK_EVERY = 10000 };
 static bool block_leak, router_leak, node_leak, descriptor_leak, no_page_crc, token_loss;
 static atomic_uint unpins;
 static bool session_ended; /* the router's core thread only */

@@ -158,8 +158,8 @@ static void execute(soak *s) {
     load_stop(s->l);
     journal_say(&s->journal, "no more load");
     s->clean = cluster_audit(&s->c, &s->blocks_checked, &s->leaked, &s->violations);
-    if (!load_check_all(s->l)) journal_fail(&s->journal, "the mended cluster does not answer as it should");
-    s->clean &= cluster_audit(&s->c, &s->blocks_checked, &s->leaked, &s->violations);
+    if (s->clean && !load_check_all(s->l)) journal_fail(&s->journal, "the mended cluster does not answer as it should");
+    s->clean = s->clean && cluster_audit(&s->c, &s->blocks_checked, &s->leaked, &s->violations);
     if (!s->clean) journal_fail(&s->journal, "the cluster is not clean at rest");
     cluster_counters(&s->c, &s->counters);
 }

@@ -62,7 +62,7 @@ static bool may_say(kvf_rpc_call *call, const kvf_rmsg *message) {
  * the process would grow until it has touched them all. */
 static kvf_status keep(inbox_item *item, const ProtobufCMessage *message, kvf_error *err) {
     size_t packed = protobuf_c_message_get_packed_size(message), room_most = packed * 6 + 65536;
-    for (size_t room = packed + 2048;; room = KVF_MIN(2 * room, room_most)) {
+    for (size_t room = 2 * packed + 2048;; room = KVF_MIN(2 * room, room_most)) {
         size_t size = (size_t)kvf_align_up(packed, 64) + (size_t)kvf_align_up(room, 64);
         free(item->arena);
         item->arena = aligned_alloc(64, size);

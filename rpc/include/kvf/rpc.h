@@ -87,8 +87,8 @@ typedef struct {
 typedef struct kvf_rpc_runtime kvf_rpc_runtime;
 typedef struct {
     uint32_t loops; /* 0: 2 */
-    bool keep_malloc; /* default false: raise glibc's mmap and trim thresholds for the whole process, which big messages
-                         need */
+    bool keep_malloc; /* default false: set glibc's malloc up for the whole process: big messages need higher mmap and
+                         trim thresholds, and with two arenas memory comes to rest sooner */
 } kvf_rpc_runtime_opts;
 
 /* Starts the loops with every signal blocked in them. opts may be NULL. A process forks before this or not at all.
