@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# build.sh FOLDER: the programs of scripts/gpu-check, by nvcc and the C compilers alone. KVF_GPU_ARCHS: "80 90".
+# build.sh FOLDER     the programs of scripts/gpu-check, by nvcc and the C compilers alone. KVF_GPU_ARCHS: "80 90".
+# build.sh --syntax   only whether the host's part would compile (a test, so that it does not rot)
 set -euo pipefail
+syntax=0
+[ "$1" != --syntax ] || { syntax=1 && set -- "$(mktemp -d)" && trap 'rmdir "$1"' EXIT; }
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "$0")/../../.."
 nvcc=${NVCC:-nvcc} here=tests/cuda/gpu_check
 read -ra archs <<<"${KVF_GPU_ARCHS:-80 90}"
-toolkit=$(dirname "$(dirname "$(command -v "$nvcc")")")
+toolkit=${KVF_CUDA_TOOLKIT:-}
+[ -n "$toolkit" ] || toolkit=$(dirname "$(dirname "$(command -v "$nvcc")")")
 gencode=()
 for a in "${archs[@]}"; do gencode+=("-gencode=arch=compute_$a,code=[sm_$a,compute_$a]"); done
 
@@ -16,8 +20,8 @@ cxx="${CXX:-g++} -std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -Wno-psab
 cu="$nvcc -std=c++17 -O3 ${gencode[*]} -DKVF_LAUNCH_WATCHED -Itests/cuda $common -c"
 
 {
-  for f in rows qkv decode prefill pages quant sample; do echo "$cu kernels/cuda/$f.cu -o $folder/$f.o"; done
-  echo "$cu tests/cuda/mma_tile.cu -o $folder/mma_tile.o"
+  [ $syntax = 1 ] || for f in rows qkv decode prefill pages quant sample; do echo "$cu kernels/cuda/$f.cu -o $folder/$f.o"; done
+  [ $syntax = 1 ] || echo "$cu tests/cuda/mma_tile.cu -o $folder/mma_tile.o"
   for f in mma rows decode prefill pages quant sample; do echo "$cxx tests/cuda/test_$f.cpp -o $folder/test_$f.o"; done
   for f in device bench rows; do echo "$cxx $here/$f.cpp -o $folder/gpu_$f.o"; done
   for f in kernels/src/pack kernels/src/detect kernels/src/rope_table kernels/ref/ref kernels/quant/src/quant kernels/quant/src/half \
@@ -25,7 +29,9 @@ cu="$nvcc -std=c++17 -O3 ${gencode[*]} -DKVF_LAUNCH_WATCHED -Itests/cuda $common
     kernels/cuda/gemm $here/crc; do
     echo "$c $f.c -o $folder/c_${f//\//_}.o"
   done
-} | xargs -P "$(nproc)" -I{} sh -c '{} || { echo "failed: {}" >&2; exit 255; }'
+} | if [ $syntax = 1 ]; then sed 's| -c | -fsyntax-only |; s| -o [^ ]*$||'; else cat; fi |
+  xargs -P "$(nproc)" -I{} sh -c '{} || { echo "failed: {}" >&2; exit 255; }'
+[ $syntax = 0 ] || exit 0
 
 link() { # link PROGRAM OBJECTS...
   local program=$folder/$1
