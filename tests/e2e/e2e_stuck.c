@@ -143,7 +143,7 @@ static bool never_doubted(void *self) {
     watching *w = self;
     for (size_t i = 0; i < 4; i++) assert_true(health_is(&(health_of){w->f, i, KVF_RPC_HEALTH_SERVING}));
     w->looks++;
-    return e2e_now_ns() >= w->until_ns;
+    return e2e_now_ns() >= w->until_ns && w->looks > 20; /* a busy machine looks seldom: then for longer */
 }
 
 /* An engine that would hang, but has nothing to do, is idle; and 100 ms steps are progress under a limit of 600. */
@@ -168,7 +168,6 @@ static void idle_and_slow_are_well(void **state) {
     kvf_rpc_reader_close(reader);
     assert_true(e2e_same(&f.want, &got) && got.attempts == 1);
     e2e_answer_free(&got);
-    assert_true(w.looks > 20);
     stop(&f);
 }
 
