@@ -1,8 +1,10 @@
 /* Attention of one tile over sixteen lanes; included after tuned.h. Per split of 256 positions:
- *   scores   keys of two pages are turned (a lane is a position), then every row of the tile runs its chain over d
- * against them weights  largest score, exp, sum in sixteen lanes; slots behind a row's own position get weight 0 and
- * are never used values   a lane is a dimension; a chain over positions, for some rows at a time against the same
- * values fold     onto what earlier splits gave */
+ *   scores: keys of two pages are turned (a lane is a position), then every row of the tile runs its chain over d;
+ *   weights: largest score, exp, sum in sixteen lanes; slots behind a row's own position get weight 0, are never used;
+ *   values: a lane is a dimension; a chain over positions, for some rows at a time against the same values;
+ *   fold: onto what earlier splits gave.
+ * A gathered tile takes positions that its tokens share with all rows at once, then the rest of the split token by
+ * token. Chains go on where they stopped, so the bits do not show it. */
 #ifndef KVF_TUNED_ATTENTION_H
 #define KVF_TUNED_ATTENTION_H
 
@@ -34,7 +36,8 @@ static void turn_queries(const tile *t) {
     const kvf_attention *a = t->a;
     for (uint32_t r = 0; r < t->rows; r++) {
         uint32_t first = r / SCORE_ROWS * SCORE_ROWS, height = KVF_MIN(t->rows - first, (uint32_t)SCORE_ROWS);
-        const float *q = a->q + r / a->group * a->q_stride + (size_t)(r % a->group) * a->head_dim;
+        uint32_t token = r / a->group, at_row = a->each ? a->each[token].row : token;
+        const float *q = a->q + at_row * a->q_stride + (size_t)(r % a->group) * a->head_dim;
         float *at = t->queries + first * t->width + (r - first);
         for (uint32_t d = 0; d < a->head_dim; d++) at[(size_t)d * height] = q[d];
     }
@@ -101,10 +104,10 @@ LANES_INLINE void prefetch_pages(const kvf_attention *a, uint32_t position, uint
     }
 }
 
-/* Scores of every row that sees them, positions [begin, end) of one split. */
-static void score_split(const tile *t, uint32_t begin, uint32_t end) {
+/* Scores of every row that sees them, positions [from, end) of the split at `begin`. */
+static void score_split(const tile *t, uint32_t begin, uint32_t from, uint32_t end) {
     const kvf_attention *a = t->a;
-    for (uint32_t at = begin; at < end; at += KVF_ATTENTION_KEYS) {
+    for (uint32_t at = from; at < end; at += KVF_ATTENTION_KEYS) {
         uint32_t pages = end - at > KVF_PAGE_TOKENS ? 2 : 1;
         prefetch_pages(a, at, end);
         for (uint32_t i = 0; i < pages; i++) {
@@ -167,29 +170,45 @@ LANES_INLINE void value_rows(kvf_cell cell, const int ROWS, const int VECTORS, c
         v16_store(part + r * t->width + 16 * c, acc[r][c]);
 }
 
+/* Where a call stands in a split: positions [from, to) behind `begin`, dimensions from d on of which n exist. */
+typedef struct {
+    uint32_t begin, from, to, d, n;
+} value_place;
+
 /* Rows together as far as all of them see, then each one's own last positions. */
-LANES_INLINE void value_tile(kvf_cell cell, const int ROWS, const int VECTORS, const tile *t, uint32_t begin,
-    uint32_t row, uint32_t d, uint32_t n) {
-    uint32_t common = KVF_MIN(row_position(t->a, row) + 1 - begin, (uint32_t)KVF_ATTENTION_SPLIT);
-    value_rows(cell, ROWS, VECTORS, t, begin, 0, common, row, d, n);
+LANES_INLINE void value_tile(
+    kvf_cell cell, const int ROWS, const int VECTORS, const tile *t, const value_place *at, uint32_t row) {
+    const uint32_t begin = at->begin, d = at->d, n = at->n;
+    uint32_t common = KVF_MIN(row_position(t->a, row) + 1 - begin, at->to);
+    value_rows(cell, ROWS, VECTORS, t, begin, at->from, common, row, d, n);
     for (int r = 1; r < ROWS; r++) {
-        uint32_t own = KVF_MIN(row_position(t->a, row + (uint32_t)r) + 1 - begin, (uint32_t)KVF_ATTENTION_SPLIT);
+        uint32_t own = KVF_MIN(row_position(t->a, row + (uint32_t)r) + 1 - begin, at->to);
         if (own > common) value_rows(cell, 1, VECTORS, t, begin, common, own, row + (uint32_t)r, d, n);
     }
 }
 
-LANES_INLINE void value_columns(
-    kvf_cell cell, const int VECTORS, const tile *t, uint32_t begin, uint32_t row, uint32_t d, uint32_t n) {
-    for (; row + VALUE_ROWS <= t->rows; row += VALUE_ROWS) value_tile(cell, VALUE_ROWS, VECTORS, t, begin, row, d, n);
-    for (; row + 3 <= t->rows; row += 3) value_tile(cell, 3, VECTORS, t, begin, row, d, n);
-    for (; row < t->rows; row++) value_tile(cell, 1, VECTORS, t, begin, row, d, n);
+LANES_INLINE void value_columns(kvf_cell cell, const int VECTORS, const tile *t, const value_place *at, uint32_t row) {
+    for (; row + VALUE_ROWS <= t->rows; row += VALUE_ROWS) value_tile(cell, VALUE_ROWS, VECTORS, t, at, row);
+    for (; row + 3 <= t->rows; row += 3) value_tile(cell, 3, VECTORS, t, at, row);
+    for (; row < t->rows; row++) value_tile(cell, 1, VECTORS, t, at, row);
 }
 
-LANES_INLINE void value_split(kvf_cell cell, const tile *t, uint32_t begin, uint32_t first_row) {
-    uint32_t d = 0, dims = t->a->head_dim;
-    for (; d + 16 * VALUE_VECTORS <= dims; d += 16 * VALUE_VECTORS)
-        value_columns(cell, VALUE_VECTORS, t, begin, first_row, d, 16);
-    for (; d < dims; d += 16) value_columns(cell, 1, t, begin, first_row, d, KVF_MIN(dims - d, 16u));
+LANES_INLINE void value_dimensions(kvf_cell cell, const tile *t, value_place at, uint32_t first_row) {
+    uint32_t dims = t->a->head_dim;
+    for (; at.d + 16 * VALUE_VECTORS <= dims; at.d += 16 * VALUE_VECTORS)
+        value_columns(cell, VALUE_VECTORS, t, &at, first_row);
+    for (; at.d < dims; at.d += 16) {
+        at.n = KVF_MIN(dims - at.d, 16u);
+        value_columns(cell, 1, t, &at, first_row);
+    }
+}
+/* Positions [from, to) of a split, onto what the rows have of it so far. */
+static void value_split(const tile *t, uint32_t begin, uint32_t from, uint32_t to, uint32_t first_row) {
+    value_place at = {.begin = begin, .from = from, .to = to, .n = 16};
+    if (t->a->cell == KVF_CELL_F16)
+        value_dimensions(KVF_CELL_F16, t, at, first_row);
+    else
+        value_dimensions(KVF_CELL_F32, t, at, first_row);
 }
 
 /* Unnormalised values of one split joined with those of the splits before it. */
@@ -215,31 +234,114 @@ static void fold_row(const tile *t, uint32_t row, bool first) {
     state[1] = fmaf(sum, factors[1], state[1] * factors[0]);
 }
 
-static void attention(const kvf_attention *a) {
-    tile t = {.a = a, .width = kvf_attention_width(a->head_dim), .keys = a->scratch, .rows = a->tokens * a->group};
-    t.queries = t.keys + kvf_attention_keys_floats(a->head_dim);
-    t.weights = t.queries + t.rows * t.width;
-    t.parts = t.weights + (size_t)t.rows * KVF_ATTENTION_SPLIT;
-    t.state = t.parts + t.rows * t.width;
-    turn_queries(&t);
+/* Weights of every row that sees something of the split. */
+static void weigh_split(const tile *t, uint32_t begin, uint32_t first_row) {
+    for (uint32_t r = first_row; r < t->rows; r++) {
+        uint32_t count = KVF_MIN(row_position(t->a, r) + 1 - begin, (uint32_t)KVF_ATTENTION_SPLIT);
+        float *state = t->state + (size_t)r * KVF_ATTENTION_STATE;
+        weigh_row(t->weights + (size_t)r * KVF_ATTENTION_SPLIT, count, &state[2], &state[3]);
+    }
+}
+
+static void normalise(const tile *t) {
+    for (uint32_t r = 0; r < t->rows; r++) {
+        float inverse = 1.0f / t->state[(size_t)r * KVF_ATTENTION_STATE + 1], *out = row_out(t->a, r);
+        for (uint32_t d = 0; d < t->a->head_dim; d++) out[d] *= inverse;
+    }
+}
+
+static void attention_run(const tile *t) {
+    const kvf_attention *a = t->a;
+    turn_queries(t);
     uint32_t last = a->position + a->tokens; /* behind the last position anybody sees */
     for (uint32_t begin = 0; begin < last; begin += KVF_ATTENTION_SPLIT) {
         uint32_t first_row = begin > a->position ? (begin - a->position) * a->group : 0;
-        score_split(&t, begin, KVF_MIN(begin + KVF_ATTENTION_SPLIT, last));
-        for (uint32_t r = first_row; r < t.rows; r++) {
-            uint32_t count = KVF_MIN(row_position(a, r) + 1 - begin, (uint32_t)KVF_ATTENTION_SPLIT);
-            float *state = t.state + (size_t)r * KVF_ATTENTION_STATE;
-            weigh_row(t.weights + (size_t)r * KVF_ATTENTION_SPLIT, count, &state[2], &state[3]);
-        }
-        if (a->cell == KVF_CELL_F16)
-            value_split(KVF_CELL_F16, &t, begin, first_row);
-        else
-            value_split(KVF_CELL_F32, &t, begin, first_row);
-        for (uint32_t r = first_row; r < t.rows; r++) fold_row(&t, r, begin == 0);
+        score_split(t, begin, begin, KVF_MIN(begin + KVF_ATTENTION_SPLIT, last));
+        weigh_split(t, begin, first_row);
+        value_split(t, begin, 0, KVF_ATTENTION_SPLIT, first_row);
+        for (uint32_t r = first_row; r < t->rows; r++) fold_row(t, r, begin == 0);
     }
-    for (uint32_t r = 0; r < t.rows; r++) {
-        float inverse = 1.0f / t.state[(size_t)r * KVF_ATTENTION_STATE + 1], *out = row_out(a, r);
-        for (uint32_t d = 0; d < a->head_dim; d++) out[d] *= inverse;
+    normalise(t);
+}
+
+/* Token i of a gathered tile as a tile of its own, over its part of the same scratch. */
+typedef struct {
+    kvf_attention a;
+    tile t;
+} own_tile;
+static void own_tile_of(const tile *all, float *own_queries, uint32_t i, own_tile *own) {
+    const kvf_attention *a = all->a;
+    const kvf_attention_token *token = &a->each[i];
+    uint32_t row = i * a->group;
+    own->a = *a;
+    own->a.each = NULL;
+    own->a.q += token->row * a->q_stride;
+    own->a.out += token->row * a->out_stride;
+    own->a.blocks = token->blocks;
+    own->a.position = token->position;
+    own->a.tokens = 1;
+    own->t = *all;
+    own->t.a = &own->a;
+    own->t.rows = a->group;
+    own->t.queries = own_queries + row * all->width;
+    own->t.weights += (size_t)row * KVF_ATTENTION_SPLIT;
+    own->t.parts += row * all->width;
+    own->t.state += (size_t)row * KVF_ATTENTION_STATE;
+}
+
+/* One split of a gathered tile; false where it lies behind every token. */
+static bool gathered_split(const tile *all, float *own_queries, uint32_t begin) {
+    const kvf_attention *a = all->a;
+    uint32_t shared = a->shared > begin ? KVF_MIN(a->shared - begin, (uint32_t)KVF_ATTENTION_SPLIT) : 0;
+    bool any = false;
+    own_tile own;
+    score_split(all, begin, begin, begin + shared);
+    for (uint32_t i = 0; i < a->tokens; i++) {
+        if (a->each[i].position < begin) continue;
+        any = true;
+        own_tile_of(all, own_queries, i, &own);
+        score_split(&own.t, begin, begin + shared, KVF_MIN(begin + KVF_ATTENTION_SPLIT, own.a.position + 1));
+        weigh_split(&own.t, begin, 0);
     }
+    if (shared > 0) value_split(all, begin, 0, shared, 0);
+    for (uint32_t i = 0; i < a->tokens; i++) {
+        if (a->each[i].position < begin) continue;
+        own_tile_of(all, own_queries, i, &own);
+        value_split(&own.t, begin, shared, KVF_ATTENTION_SPLIT, 0);
+        for (uint32_t r = 0; r < own.t.rows; r++) fold_row(&own.t, r, begin == 0);
+    }
+    return any;
+}
+
+static void attention_gathered(const tile *t, float *own_queries) {
+    kvf_attention together = *t->a; /* as if all stood behind what they share: then every row sees all of it */
+    together.position = together.shared;
+    tile all = *t;
+    all.a = &together;
+    own_tile own;
+    turn_queries(&all);
+    for (uint32_t i = 0; i < together.tokens; i++) {
+        own_tile_of(&all, own_queries, i, &own);
+        turn_queries(&own.t);
+    }
+    for (uint32_t begin = 0; gathered_split(&all, own_queries, begin); begin += KVF_ATTENTION_SPLIT) {
+    }
+    for (uint32_t i = 0; i < together.tokens; i++) {
+        own_tile_of(&all, own_queries, i, &own);
+        normalise(&own.t);
+    }
+}
+
+static void attention(const kvf_attention *a) {
+    tile t = {.a = a, .width = kvf_attention_width(a->head_dim), .keys = a->scratch, .rows = a->tokens * a->group};
+    t.queries = t.keys + kvf_attention_keys_floats(a->head_dim);
+    float *own_queries = t.queries + t.rows * t.width;
+    t.weights = own_queries + t.rows * t.width;
+    t.parts = t.weights + (size_t)t.rows * KVF_ATTENTION_SPLIT;
+    t.state = t.parts + t.rows * t.width;
+    if (a->each)
+        attention_gathered(&t, own_queries);
+    else
+        attention_run(&t);
 }
 #endif

@@ -246,7 +246,18 @@ static void attend_query(const kvf_attention *a, const float *q, uint32_t positi
 }
 
 static void attention(const kvf_attention *a) {
-    for (uint32_t t = 0; t < a->tokens; t++)
+    for (uint32_t t = 0; a->each && t < a->tokens; t++) { /* what sequences share is no concern of the oracle */
+        const kvf_attention_token *token = &a->each[t];
+        kvf_attention own = *a;
+        own.each = NULL;
+        own.tokens = 1;
+        own.position = token->position;
+        own.blocks = token->blocks;
+        own.q = a->q + token->row * a->q_stride;
+        own.out = a->out + token->row * a->out_stride;
+        attention(&own);
+    }
+    for (uint32_t t = 0; !a->each && t < a->tokens; t++)
         for (uint32_t h = 0; h < a->group; h++)
             attend_query(a, a->q + t * a->q_stride + (size_t)h * a->head_dim, a->position + t,
                 a->out + t * a->out_stride + (size_t)h * a->head_dim, a->scratch);

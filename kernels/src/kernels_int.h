@@ -40,8 +40,8 @@ static inline size_t kvf_scales_offset(kvf_pack_kind kind, uint32_t group_bytes,
 #define KVF_QUANTISE_MIN 1e-30f
 
 /* Scratch of an attention tile, in floats, for `rows` = tokens * group. In this order: keys turned so that a lane is a
- * position, queries turned so that a tile of rows lies together, then per row the weights of one split, its values, and
- * its state. */
+ * position, queries turned so that a tile of rows lies together, of the whole tile and of each token alone (a gathered
+ * tile needs both), then per row the weights of one split, its values, and its state. */
 enum {
     KVF_ATTENTION_KEYS = 32,
     KVF_ATTENTION_STATE = 4
@@ -51,6 +51,6 @@ static inline size_t kvf_attention_keys_floats(uint32_t head_dim) {
     return kvf_attention_width(head_dim) * KVF_ATTENTION_KEYS;
 }
 static inline size_t kvf_attention_row_floats(uint32_t head_dim) {
-    return 2 * kvf_attention_width(head_dim) + KVF_ATTENTION_SPLIT + KVF_ATTENTION_STATE;
+    return 3 * kvf_attention_width(head_dim) + KVF_ATTENTION_SPLIT + KVF_ATTENTION_STATE;
 }
 #endif

@@ -40,6 +40,8 @@ static void carve_workspace(kvf_engine *e, carver *c) {
     size_t rows = e->options.tokens_max, logits = KVF_MAX(e->options.logit_rows_max, 1u);
     e->rows = CARVE(c, kvf_row, rows);
     e->tiles = CARVE(c, kvf_tile, rows);
+    e->gathered = CARVE(c, kvf_attention_token, rows);
+    e->lone = CARVE(c, kvf_lone_run, rows);
     e->cos_sin = CARVE(c, float, rows * s->rope_dims);
     e->x = CARVE(c, float, rows * s->hidden);
     e->qkv = CARVE(c, float, rows *(s->heads + 2 * s->kv_heads) * s->head_dim);
@@ -120,6 +122,9 @@ void kvf_engine_destroy(kvf_engine *e) {
 
 const char *kvf_engine_numerics(const kvf_engine *e) { return e->numerics; }
 size_t kvf_engine_page_bytes(const kvf_engine *e) { return e->page_bytes; }
+uint64_t kvf_engine_kv_read_bytes(const kvf_engine *e) {
+    return atomic_load_explicit(&e->kv_read_bytes, memory_order_relaxed);
+}
 
 void *kvf_engine_page(kvf_engine *e, uint32_t layer, uint32_t block) {
     KVF_ASSERT(layer < e->m->spec.layers && block < e->options.blocks);
@@ -148,23 +153,15 @@ static bool run_is_valid(const kvf_engine *e, const kvf_engine_run *run) {
     return true;
 }
 
-void kvf_lay_tiles(kvf_engine *e, uint32_t run_index, const kvf_engine_run *run, uint32_t first, uint32_t row) {
-    uint32_t most = kvf_tile_tokens(&e->m->spec);
-    for (uint32_t i = first; i < run->count; i += most)
-        e->tiles[e->tiles_count++] =
-            (kvf_tile){.run = run_index, .first = i, .tokens = KVF_MIN(most, run->count - i), .row = row + i - first};
-}
-
 /* Numbers rows and attention tiles; KVF_ERR_INVALID before anything but the workspace was written. */
 static kvf_status lay_out_step(kvf_engine *e, const kvf_engine_step *step) {
     if (step->runs_count == 0 || step->runs_count > e->options.sequences_max) return KVF_ERR_INVALID;
-    e->rows_count = e->tiles_count = e->logits_count = 0;
+    e->rows_count = e->logits_count = 0;
     for (uint32_t r = 0; r < step->runs_count; r++) {
         const kvf_engine_run *run = &step->runs[r];
         if (!run_is_valid(e, run) || run->count > e->options.tokens_max - e->rows_count ||
             run->logit_rows > e->options.logit_rows_max - e->logits_count)
             return KVF_ERR_INVALID;
-        kvf_lay_tiles(e, r, run, 0, e->rows_count);
         e->logits_count += run->logit_rows;
         for (uint32_t i = 0; i < run->count; i++) {
             uint32_t position = run->position + i;
@@ -179,6 +176,7 @@ kvf_status kvf_engine_run_step(kvf_engine *e, const kvf_engine_step *step) {
     kvf_status status = lay_out_step(e, step);
     if (status != KVF_OK) return status;
     e->step = step;
+    kvf_lay_tiles(e, false);
     kvf_forward(e);
     e->step = NULL;
     return KVF_OK;

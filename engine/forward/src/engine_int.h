@@ -4,6 +4,7 @@
 #include "kvf/engine.h"
 #include "kvf/kernels.h"
 #include "pool.h"
+#include <stdatomic.h>
 
 /* Anonymous memory that costs nothing until touched. */
 kvf_status kvf_memory_map(size_t len_bytes, bool huge_pages, void **out);
@@ -46,7 +47,13 @@ typedef struct {
 typedef struct {
     uint32_t run, first, tokens; /* tokens [first, first+tokens) of the run */
     uint32_t row; /* of the first one */
+    uint32_t shared; /* gathered where > 0: e->gathered[first ...], which share so many positions of the run's blocks */
 } kvf_tile;
+
+typedef struct {
+    uint32_t run, row, position;
+    uint32_t common; /* whole pages that it shares with the run a tile is made for */
+} kvf_lone_run;
 
 /* A row of the step: one token. */
 typedef struct {
@@ -69,6 +76,8 @@ struct kvf_engine {
     size_t workspace_bytes;
     kvf_row *rows;
     kvf_tile *tiles;
+    kvf_attention_token *gathered; /* tokens of gathered tiles */
+    kvf_lone_run *lone; /* runs of one row, while tiles are laid */
     float *cos_sin; /* [row][rope_dims] */
     float *x; /* [row][hidden]: the residual stream */
     float *qkv; /* [row][(heads + 2 kv_heads) * head_dim] */
@@ -79,7 +88,9 @@ struct kvf_engine {
 
     /* The step that is running. */
     const kvf_engine_step *step;
-    uint32_t rows_count, tiles_count, logits_count;
+    uint32_t rows_count, tiles_count, gathered_count, logits_count;
+    uint64_t tile_pages; /* that the tiles of a layer read */
+    _Atomic uint64_t kv_read_bytes;
     /* For tests: called with the residual stream before layer 0 and after each layer. */
     void (*watch)(void *self, uint32_t layer, const float *x, uint32_t rows);
     void *watch_self;
@@ -92,7 +103,8 @@ static inline uint32_t kvf_tile_tokens(const kvf_model_spec *s) {
     return tokens < 1 ? 1 : tokens > KVF_TILE_TOKENS ? KVF_TILE_TOKENS : tokens;
 }
 
-/* Appends attention tiles for tokens [first, count) of a run; `row`: of the first. */
-void kvf_lay_tiles(kvf_engine *e, uint32_t run_index, const kvf_engine_run *run, uint32_t first, uint32_t row);
+/* Lays the attention tiles of the running step: of all rows, or of those whose logits are wanted, moved to the front.
+ */
+void kvf_lay_tiles(kvf_engine *e, bool only_wanted);
 void kvf_forward(kvf_engine *e);
 #endif

@@ -181,17 +181,21 @@ static void attention_task(void *context, uint32_t task, uint32_t thread) {
     const kvf_model_spec *s = &e->m->spec;
     const kvf_tile *tile = &e->tiles[e->tiles_count - 1 - task / s->kv_heads];
     const kvf_engine_run *run = &e->step->runs[tile->run];
+    const kvf_attention_token *each = tile->shared > 0 ? e->gathered + tile->first : NULL;
+    uint32_t row = each ? 0 : tile->row; /* a gathered token names its own */
     uint32_t kv_head = task % s->kv_heads, group = s->heads / s->kv_heads, first = kv_head * group * s->head_dim;
     size_t width = (size_t)s->heads * s->head_dim, stride = width + 2 * (size_t)s->kv_heads * s->head_dim;
-    kvf_attention a = {.q = e->qkv + tile->row * stride + first,
+    kvf_attention a = {.q = e->qkv + row * stride + first,
         .q_stride = stride,
-        .out = e->heads + tile->row * width + first,
+        .out = e->heads + row * width + first,
         .out_stride = width,
         .pages = kvf_engine_page(e, job->layer, 0),
         .page_bytes = e->page_bytes,
         .blocks = run->blocks,
-        .position = run->position + tile->first,
+        .position = each ? 0 : run->position + tile->first,
         .tokens = tile->tokens,
+        .each = each,
+        .shared = tile->shared,
         .kv_head = kv_head,
         .kv_heads = s->kv_heads,
         .group = group,
@@ -201,7 +205,7 @@ static void attention_task(void *context, uint32_t task, uint32_t thread) {
         .scratch = scratch_of(e, thread)};
     e->m->ops->attention(&a);
     for (uint32_t i = 0; job->quantise && i < tile->tokens; i++)
-        take_heads(e, tile->row + i, first, group * s->head_dim);
+        take_heads(e, each ? each[i].row : row + i, first, group * s->head_dim);
 }
 
 static void take_row(void *context, uint32_t row, uint32_t thread) {
@@ -216,6 +220,7 @@ static void attend(kvf_engine *e, uint32_t layer) {
         .quantise = s->heads / s->kv_heads * s->head_dim % KVF_GROUP == 0,
         .scale = e->score_scale};
     kvf_pool_run(e->pool, attention_task, &job, e->tiles_count * s->kv_heads);
+    atomic_fetch_add_explicit(&e->kv_read_bytes, e->tile_pages * e->page_bytes, memory_order_relaxed);
     if (!job.quantise) each_row(&(rows_job){.e = e, .rows = e->rows_count, .fn = take_row});
 }
 
@@ -276,11 +281,9 @@ static void keep_wanted_rows(kvf_engine *e) {
     const kvf_model_spec *s = &e->m->spec;
     size_t x_width = s->hidden, qkv_width = ((size_t)s->heads + 2 * s->kv_heads) * s->head_dim;
     uint32_t from = 0, kept = 0;
-    e->tiles_count = 0;
     for (uint32_t r = 0; r < e->step->runs_count; r++) {
         const kvf_engine_run *run = &e->step->runs[r];
         uint32_t skip = run->count - run->logit_rows;
-        kvf_lay_tiles(e, r, run, skip, kept);
         memmove(e->x + kept * x_width, e->x + (from + skip) * x_width, run->logit_rows * x_width * sizeof(float));
         memmove(
             e->qkv + kept * qkv_width, e->qkv + (from + skip) * qkv_width, run->logit_rows * qkv_width * sizeof(float));
@@ -288,6 +291,7 @@ static void keep_wanted_rows(kvf_engine *e) {
         kept += run->logit_rows;
     }
     e->rows_count = kept;
+    kvf_lay_tiles(e, true);
 }
 
 static void logits(kvf_engine *e) {

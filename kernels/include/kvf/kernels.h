@@ -56,8 +56,8 @@ static inline bool kvf_pack_is_quantised(kvf_pack_kind kind) { return kind <= KV
 
 /* Scale of one group of 8-bit activations. */
 typedef struct {
-    float s;            /* x = s * q, |q| <= 127 */
-    float us;           /* s * sum(q) */
+    float s; /* x = s * q, |q| <= 127 */
+    float us; /* s * sum(q) */
     int32_t neg_128[2]; /* -128 * sum of the first 16 q, of the others: takes the offset out of 8-bit weight codes */
 } kvf_group_scale;
 
@@ -78,8 +78,17 @@ typedef struct {
 
 typedef enum { KVF_CELL_F16, KVF_CELL_F32 } kvf_cell; /* what K and V are kept in */
 
+/* One token of a gathered tile. */
+typedef struct {
+    const uint32_t *blocks; /* of its sequence */
+    uint32_t position;
+    uint32_t row; /* its q and out are so many strides from the tile's */
+} kvf_attention_token;
+
 /* One tile of attention: consecutive tokens of one sequence against everything up to themselves, for the query heads
- * that share one key head. Page: K [kv_heads][16][head_dim] then V the same. */
+ * that share one key head. Or a gathered tile: tokens of several sequences whose first positions lie in the same
+ * blocks; those are read once for all of them, and each token's bits are those of a tile of its own. Page: K
+ * [kv_heads][16][head_dim] then V the same. */
 typedef struct {
     const float *q; /* first token's heads of this group: [group][head_dim], tokens q_stride apart; already rotated */
     float *out; /* same shape, out_stride apart */
@@ -89,6 +98,8 @@ typedef struct {
     const uint32_t *blocks; /* physical block of positions [16*i, 16*i+16) */
     uint32_t position; /* of the first token */
     uint32_t tokens;
+    const kvf_attention_token *each; /* gathered: [tokens]; `position` is not read. Else NULL */
+    uint32_t shared; /* gathered: positions common to all, whole pages, behind no token's own; their pages: `blocks` */
     uint32_t kv_head, kv_heads, group, head_dim;
     float scale; /* score = chain * scale */
     kvf_cell cell;

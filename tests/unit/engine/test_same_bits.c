@@ -206,6 +206,66 @@ static void steps_that_are_wrong(void **state) {
     kvf_model_close(m);
 }
 
+/* Sequences whose first blocks are the same ones: their tokens are computed together, over one reading of what they
+ * share. The logits are those of each sequence alone, and the bytes read say that sharing happened. */
+enum { SHARERS = 9, SHARED_LONGEST = 400 };
+static uint64_t decode_sharers(const kvf_model *m, const uint32_t *prefix, const uint32_t common[SHARERS], bool share) {
+    enum { STEPS = 20, PAGES = SHARED_LONGEST / 16 + 2 };
+    uint32_t vocab = kvf_model_get_spec(m)->vocab, blocks[SHARERS][PAGES], tokens[SHARERS][STEPS], next = 0;
+    float *want = malloc((size_t)SHARERS * STEPS * vocab * sizeof(float)),
+          *got = malloc((size_t)SHARERS * vocab * sizeof(float));
+    kvf_engine_options options = {.kv_type = KVF_KV_F16,
+        .blocks = SHARERS * PAGES,
+        .threads = 2,
+        .tokens_max = SHARED_LONGEST,
+        .sequences_max = SHARERS,
+        .logit_rows_max = SHARERS};
+    kvf_engine *e = NULL;
+    assert_int_equal(kvf_engine_create(m, &options, &e, &(kvf_error){0}), KVF_OK);
+    for (uint32_t i = 0; i < SHARERS; i++) { /* the first has all of the prefix, another its first common[i] tokens */
+        kvf_engine *alone = golden_engine(m, KVF_KV_F16, SHARED_LONGEST + STEPS, 1);
+        for (uint32_t k = 0; k < STEPS; k++) tokens[i][k] = below(vocab);
+        golden_run(alone, prefix, 0, common[i], common[i], false, got, vocab);
+        golden_run(alone, tokens[i], common[i], STEPS, 1, true, want + (size_t)i * STEPS * vocab, vocab);
+        kvf_engine_destroy(alone);
+        for (uint32_t b = 0; b < PAGES; b++)
+            blocks[i][b] = share && i > 0 && b < common[i] / 16 ? blocks[0][b] : next++;
+        kvf_engine_run fill = {.tokens = prefix, .count = common[i], .blocks = blocks[i]};
+        assert_int_equal(kvf_engine_run_step(e, &(kvf_engine_step){.runs = &fill, .runs_count = 1}), KVF_OK);
+    }
+    uint64_t before = kvf_engine_kv_read_bytes(e);
+    for (uint32_t k = 0; k < STEPS; k++) {
+        kvf_engine_run runs[SHARERS];
+        for (uint32_t i = 0; i < SHARERS; i++)
+            runs[i] = (kvf_engine_run){
+                .tokens = &tokens[i][k], .count = 1, .position = common[i] + k, .blocks = blocks[i], .logit_rows = 1};
+        kvf_engine_step step = {.runs = runs, .runs_count = SHARERS, .logits = got};
+        assert_int_equal(kvf_engine_run_step(e, &step), KVF_OK);
+        for (uint32_t i = 0; i < SHARERS; i++)
+            if (memcmp(got + (size_t)i * vocab, want + ((size_t)i * STEPS + k) * vocab, vocab * sizeof(float)) != 0)
+                fail_msg("token %u of sequence %u, which shares %u, differs", k, i, common[i]);
+    }
+    uint64_t bytes = kvf_engine_kv_read_bytes(e) - before;
+    kvf_engine_destroy(e);
+    free(got);
+    free(want);
+    return bytes;
+}
+
+static void sequences_that_share(void **state) {
+    static const uint32_t all[SHARERS] = {400, 400, 400, 400, 400, 400, 400, 400, 400};
+    static const uint32_t some[SHARERS] = {400, 33, 399, 64, 256, 250, 400, 7, 336};
+    uint32_t prefix[SHARED_LONGEST];
+    kvf_model *m = golden_model(GOLDEN "tiny/llama.gguf", KVF_PRECISION_FAST, NULL);
+    for (uint32_t i = 0; i < SHARED_LONGEST; i++) prefix[i] = below(kvf_model_get_spec(m)->vocab);
+    uint64_t apart = decode_sharers(m, prefix, all, false), together = decode_sharers(m, prefix, all, true);
+    assert_true(apart >= 6 * together);
+    apart = decode_sharers(m, prefix, some, false);
+    together = decode_sharers(m, prefix, some, true);
+    assert_true(apart > together);
+    kvf_model_close(m);
+}
+
 /* A private copy of a partly filled block goes on as the original would; layers are announced in order. */
 static void note_layer(void *self, uint32_t layer) {
     uint32_t *next = self;
@@ -238,6 +298,6 @@ static void copied_block_and_layers(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(tiny_models), cmocka_unit_test(sample_model),
         cmocka_unit_test(all_kernels), cmocka_unit_test(steps_that_are_wrong),
-        cmocka_unit_test(copied_block_and_layers)};
+        cmocka_unit_test(copied_block_and_layers), cmocka_unit_test(sequences_that_share)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -465,6 +465,76 @@ static void attention(void **state) {
     }
 }
 
+/* Tokens of sequences that share their first pages: every table against ref, which knows of no sharing. Each table of
+ * blocks ends with its token's page, and slots nobody wrote hold NaN. */
+static void check_gathered(const attention_case *c, uint32_t shared, kvf_cell cell) {
+    enum { EACH = 16, OWN_PAGES = 24 };
+    uint32_t blocks_count = shared / 16 + c->tokens * OWN_PAGES, table[EACH][64 + OWN_PAGES], next = shared / 16;
+    size_t element = cell == KVF_CELL_F16 ? 2 : 4, page_elements = (size_t)2 * 16 * c->kv_heads * c->head_dim;
+    uint8_t *pages = malloc(blocks_count * page_elements * element);
+    memset(pages, 0xff, blocks_count * page_elements * element);
+    kvf_attention_token each[EACH];
+    for (uint32_t t = 0; t < c->tokens; t++) {
+        each[t] = (kvf_attention_token){
+            .blocks = table[t], .position = shared + below(t % 2 ? 40 : 16 * OWN_PAGES), .row = c->tokens - 1 - t};
+        for (uint32_t i = 0; i <= each[t].position / 16; i++) table[t][i] = i < shared / 16 ? i : next++;
+        for (uint32_t p = 0; p <= each[t].position; p++)
+            for (uint32_t h = 0; h < 2 * c->kv_heads; h++) {
+                float row[256];
+                for (uint32_t d = 0; d < c->head_dim; d++) row[d] = uniform(2);
+                size_t at = table[t][p / 16] * page_elements + ((size_t)h * 16 + p % 16) * c->head_dim;
+                ref->store_cells(row, c->head_dim, cell, pages + at * element);
+            }
+    }
+    size_t rows = c->tokens * c->group, stride = c->group * c->head_dim + 3;
+    float *q = floats(c->tokens * stride, 1), *want = calloc(c->tokens * stride, 4),
+          *got = calloc(c->tokens * stride, 4);
+    size_t scratch_bytes = kvf_align_up(kvf_attention_scratch_floats((uint32_t)rows, c->head_dim) * 4, 64);
+    float *scratch = aligned_alloc(64, scratch_bytes);
+    kvf_attention a = {.q = q,
+        .out = want,
+        .q_stride = stride,
+        .out_stride = stride,
+        .pages = pages,
+        .page_bytes = page_elements * element,
+        .blocks = table[0],
+        .tokens = c->tokens,
+        .each = each,
+        .shared = shared,
+        .kv_head = c->kv_heads - 1,
+        .kv_heads = c->kv_heads,
+        .group = c->group,
+        .head_dim = c->head_dim,
+        .scale = 0.3f,
+        .cell = cell,
+        .scratch = scratch};
+    ref->attention(&a);
+    a.out = got;
+    for (size_t i = 0; i < tables_count; i++) {
+        memset(scratch, 0xff, scratch_bytes);
+        memset(got, 0, c->tokens * stride * 4);
+        tables[i]->attention(&a);
+        char what[96];
+        snprintf(what, sizeof what, "attention of %u tokens that share %u positions", c->tokens, shared);
+        same(what, tables[i]->name, want, got, c->tokens * stride * 4);
+    }
+    free(scratch);
+    free(got);
+    free(want);
+    free(q);
+    free(pages);
+}
+
+static void gathered_attention(void **state) {
+    static const attention_case cases[] = {
+        {0, 16, 3, 2, 64}, {0, 5, 1, 1, 16}, {0, 2, 7, 1, 80}, {0, 1, 2, 1, 10}, {0, 7, 4, 2, 128}};
+    static const uint32_t shared[] = {16, 64, 240, 256, 272, 512, 992};
+    for (size_t i = 0; i < KVF_COUNT_OF(cases) * KVF_COUNT_OF(shared); i++) {
+        check_gathered(&cases[i % KVF_COUNT_OF(cases)], shared[i / KVF_COUNT_OF(cases)], KVF_CELL_F16);
+        check_gathered(&cases[i % KVF_COUNT_OF(cases)], shared[i / KVF_COUNT_OF(cases)], KVF_CELL_F32);
+    }
+}
+
 /* Own elementary functions against the C library's. */
 static void elementary_functions(void **state) {
     for (int i = 0; i < 200000; i++) {
@@ -507,6 +577,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(tables_by_name), cmocka_unit_test(elementary_functions),
         cmocka_unit_test(row_operations), cmocka_unit_test(quantise_odd_values), cmocka_unit_test(rotation_and_cells),
         cmocka_unit_test(packing_is_exact), cmocka_unit_test(products), cmocka_unit_test(products_of_extremes),
-        cmocka_unit_test(q4_0_with_huge_scale), cmocka_unit_test(attention)};
+        cmocka_unit_test(q4_0_with_huge_scale), cmocka_unit_test(attention), cmocka_unit_test(gathered_attention)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -54,6 +54,9 @@ void kvf_engine_destroy(kvf_engine *e);
  * kept with the engine. Equal ids give equal bits. */
 const char *kvf_engine_numerics(const kvf_engine *e);
 size_t kvf_engine_page_bytes(const kvf_engine *e);
+/* Bytes of KV pages that attention has asked for since creation: a page counts once for each tile that reads it. Runs
+ * of one token whose first blocks are the same read those once for all of them. Any thread. */
+uint64_t kvf_engine_kv_read_bytes(const kvf_engine *e);
 void *kvf_engine_page(kvf_engine *e, uint32_t layer, uint32_t block);
 /* Copies the first `tokens` positions of a block (all layers) into another: a private copy of a partly filled block. */
 void kvf_engine_copy_block(kvf_engine *e, uint32_t to, uint32_t from, uint32_t tokens);
