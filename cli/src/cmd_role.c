@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* The name of this process in the cluster: as configured, else role and host. */
@@ -62,6 +63,22 @@ static int device_of(const kvf_config *c, uint32_t *out) {
     return KVF_EXIT_OK;
 }
 
+/* Where packed weights are kept, written to `room`; NULL: nowhere. A small file is packed sooner than looked up. */
+static const char *cache_folder(const kvf_config *c, char *room, size_t room_bytes) {
+    enum { CACHED_MIN_BYTES = 16 << 20 };
+    const char *set = kvf_config_string(c, "engine.cache"), *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (strcmp(set, "off") == 0) return NULL;
+    if (strcmp(set, "auto") != 0) return set;
+    struct stat st;
+    if (stat(kvf_config_string(c, "model.path"), &st) != 0 || st.st_size < CACHED_MIN_BYTES) return NULL;
+    int length = -1;
+    if (cache && cache[0] == '/')
+        length = snprintf(room, room_bytes, "%s/kvferry", cache);
+    else if (home && home[0] == '/')
+        length = snprintf(room, room_bytes, "%s/.cache/kvferry", home);
+    return length > 0 && (size_t)length < room_bytes ? room : NULL;
+}
+
 static void worker_options_of(const kvf_config *c, kvf_role role, const char *name, kvf_worker_options *w) {
     bool prefill = role == KVF_ROLE_PREFILL;
     kvf_worker_options_default(w);
@@ -102,6 +119,8 @@ static void stop_worker(void *self, int signal, uint32_t times) { kvf_worker_sto
 static int run_worker(const kvf_config *c, kvf_role role, const char *name, kvf_tls_settings *tls) {
     kvf_worker_options options;
     worker_options_of(c, role, name, &options);
+    char cache[512];
+    options.cache_folder = cache_folder(c, cache, sizeof cache);
     int status = device_of(c, &options.device);
     if (status != KVF_EXIT_OK) return status;
     options.tls = tls->cluster;

@@ -1,7 +1,7 @@
 /* Development driver: the two library commands without the rest of the program.
  *   engine_dev bench MODEL [threads prefill batch context [exact]]      lists as "1,2"
  *   engine_dev perplexity MODEL FILE [tokens [exact]]
- * KVFERRY_CPU names the kernels. */
+ * KVFERRY_CPU names the kernels, KVFERRY_CACHE a folder of packed weights. */
 #include "kvf/engine_bench.h"
 #include <stdlib.h>
 
@@ -13,7 +13,8 @@ static int finish(kvf_status status, const kvf_error *err) {
 
 static int bench(int argc, char **argv, kvf_precision precision) {
     kvf_error err = {0};
-    kvf_bench_engine_options o = {.model = argv[2], .load = {.precision = precision, .kernels = getenv("KVFERRY_CPU")}};
+    kvf_bench_engine_options o = {.model = argv[2],
+        .load = {.precision = precision, .kernels = getenv("KVFERRY_CPU"), .cache_folder = getenv("KVFERRY_CACHE")}};
     kvf_bench_list *lists[] = {&o.threads, &o.prefill, &o.batch, &o.context};
     static const char *const names[] = {"threads", "prefill", "batch", "context"};
     for (int i = 0; i < 4 && i + 3 < argc; i++) {

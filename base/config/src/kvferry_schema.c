@@ -36,6 +36,8 @@ static const kvf_config_key keys[] = {
         "kernel family; auto: the best that this machine has"),
     CHOICE("engine.backend", ENUM, "cpu", "cpu cuda auto", "backend",
         "what computes: the processor, a CUDA device, or auto: a device where one can be used"),
+    KEY("engine.cache", STRING, "auto", 0, 0, "cache",
+        "folder of packed weights, which the nodes of a host share; auto: in the user's cache folder; off: none"),
     KEY("engine.devices", STRINGS, "0", 0, 0, "devices",
         "numbers of the CUDA devices of this host; a node takes one, the nodes of serve take turns"),
     KEY("engine.device_memory_percent", U32, "90", 0, 98, "device-memory-percent",

@@ -70,7 +70,8 @@ static void commit_pool(cpu_backend *b) {
 }
 
 static kvf_status make_engine(cpu_backend *b, const kvf_backend_options *o, kvf_error *err) {
-    kvf_model_options mo = {.precision = o->precision, .kernels = o->kernels, .threads = o->threads};
+    kvf_model_options mo = {
+        .precision = o->precision, .kernels = o->kernels, .threads = o->threads, .cache_folder = o->cache_folder};
     kvf_status status = kvf_model_open(o->model_path, &mo, &b->model, err);
     if (status != KVF_OK) return status;
     b->base.gguf = kvf_model_get_gguf(b->model);

@@ -1,6 +1,7 @@
 /* Private to engine/forward: a loaded model, an engine's workspace, and how one step is laid out in it. */
 #ifndef KVF_ENGINE_INT_H
 #define KVF_ENGINE_INT_H
+#include "image.h"
 #include "kvf/engine.h"
 #include "kvf/kernels.h"
 #include "pool.h"
@@ -30,8 +31,8 @@ struct kvf_model {
     kvf_packed head;
     const float *output_norm;
     double *rope_frequency;
-    uint8_t *image; /* all packed matrices and vectors: one block, offsets only */
-    size_t image_bytes, packed_bytes;
+    kvf_image image; /* all packed matrices and vectors: one block, offsets only */
+    size_t packed_bytes;
     kvf_needs need_hidden, need_heads, need_ffn, need_head; /* inputs: q,k,v,gate,up; o; down; head */
 };
 

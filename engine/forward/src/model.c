@@ -1,6 +1,7 @@
 /* Opening a model: the file is checked by kvf_gguf and kvf_model_spec, then every matrix is packed once into one block
  * of memory (the image): matrices first, each aligned to 64, then the small vectors in f32. Offsets into the image
- * depend only on the file, so an image can be shared. After packing the file is read again only for embedding rows. */
+ * depend only on the file, so an image can be shared (image.c). After packing the file is read again only for embedding
+ * rows. */
 #include "engine_int.h"
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 typedef struct {
     kvf_model *m;
     uint8_t *base; /* NULL while measuring */
+    bool filled; /* the image has its contents already, and cannot be written */
     size_t used;
 } layout;
 
@@ -24,7 +26,7 @@ static void lay_vector(layout *l, const float **v, const kvf_gguf_tensor *t) {
     size_t count = (size_t)(t->dims[0] * t->dims[1]);
     l->used = kvf_align_up(l->used, 64);
     if (l->base) {
-        kvf_dequant_row(t->type, t->data, (float *)(void *)(l->base + l->used), count);
+        if (!l->filled) kvf_dequant_row(t->type, t->data, (float *)(void *)(l->base + l->used), count);
         *v = (const float *)(const void *)(l->base + l->used);
     }
     l->used += count * sizeof(float);
@@ -151,17 +153,19 @@ static kvf_status build(kvf_model *m, const char *path, const kvf_model_options 
         m->spec.rope_base, m->spec.rope_scale, m->spec.rope_factors, m->spec.rope_dims, m->rope_frequency);
     layout measure = {.m = m};
     lay_model(&measure);
-    void *image = NULL;
-    status = kvf_memory_map(measure.used, true, &image);
+    uint64_t hash[2] = {0, 0};
+    if (options->cache_folder) kvf_gguf_weights_hash(m->gguf, hash);
+    status = kvf_image_open(options->cache_folder, hash, measure.used, &m->image);
     if (status != KVF_OK)
         return kvf_fail(err, status, "%s: no memory for %zu bytes of packed weights", path, measure.used);
-    m->image = image;
-    m->image_bytes = measure.used;
-    layout place = {.m = m, .base = m->image};
+    layout place = {.m = m, .base = m->image.data, .filled = m->image.filled};
     lay_model(&place);
     note_needs(m);
+    if (m->image.filled) return KVF_OK;
     status = pack_model(m, options->threads ? KVF_MIN(options->threads, 64u) : 1);
-    return status == KVF_OK ? KVF_OK : kvf_fail(err, status, "%s: could not pack the weights", path);
+    if (status != KVF_OK) return kvf_fail(err, status, "%s: could not pack the weights", path);
+    kvf_image_publish(&m->image);
+    return KVF_OK;
 }
 
 kvf_status kvf_model_open(const char *path, const kvf_model_options *options, kvf_model **out, kvf_error *err) {
@@ -184,7 +188,7 @@ kvf_status kvf_model_open(const char *path, const kvf_model_options *options, kv
 
 void kvf_model_close(kvf_model *m) {
     if (!m) return;
-    kvf_memory_unmap(m->image, m->image_bytes);
+    kvf_image_close(&m->image);
     free(m->rope_frequency);
     free(m->layer);
     kvf_model_spec_free(&m->spec);
@@ -195,4 +199,5 @@ void kvf_model_close(kvf_model *m) {
 const kvf_model_spec *kvf_model_get_spec(const kvf_model *m) { return &m->spec; }
 const kvf_gguf *kvf_model_get_gguf(const kvf_model *m) { return m->gguf; }
 const char *kvf_model_kernels(const kvf_model *m) { return m->ops->name; }
-uint64_t kvf_model_packed_bytes(const kvf_model *m) { return m->image_bytes; }
+uint64_t kvf_model_packed_bytes(const kvf_model *m) { return m->image.data_bytes; }
+bool kvf_model_packed_is_shared(const kvf_model *m) { return m->image.shared; }

@@ -193,6 +193,7 @@ static kvf_status open_backend(kvf_worker *w, kvf_error *err) {
     kvf_backend_options bo = {.model_path = o->model_path,
         .precision = o->precision,
         .kernels = o->kernels,
+        .cache_folder = o->cache_folder,
         .threads = o->threads,
         .pin_threads = o->pin_threads,
         .kv_type = o->kv_type,

@@ -16,6 +16,7 @@ typedef struct {
     kvf_precision precision;
     const char *kernels; /* of the CPU; NULL: best */
     uint32_t threads; /* 1..64 */
+    const char *cache_folder; /* of the CPU's packed weights; NULL: none */
     bool pin_threads;
     kvf_kv_type kv_type;
     uint64_t kv_memory_bytes; /* the pool: as many whole blocks as fit */

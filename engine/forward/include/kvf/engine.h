@@ -28,6 +28,7 @@ typedef struct {
     const char *kernels; /* NULL: best for this CPU; else "ref", "avx2", "avx512" ... (also from KVFERRY_CPU, read by
                             the CLI) */
     uint32_t threads; /* for packing at load */
+    const char *cache_folder; /* packed weights are kept there and shared by processes; NULL: memory of this one */
 } kvf_model_options;
 /* Opens, checks and packs. err names file, tensor and reason. */
 kvf_status kvf_model_open(const char *path, const kvf_model_options *options, kvf_model **out, kvf_error *err);
@@ -36,6 +37,7 @@ const kvf_model_spec *kvf_model_get_spec(const kvf_model *m);
 const kvf_gguf *kvf_model_get_gguf(const kvf_model *m);
 const char *kvf_model_kernels(const kvf_model *m); /* "avx512-vnni" */
 uint64_t kvf_model_packed_bytes(const kvf_model *m);
+bool kvf_model_packed_is_shared(const kvf_model *m); /* pages of a file in cache_folder */
 
 typedef struct kvf_engine kvf_engine;
 typedef struct {

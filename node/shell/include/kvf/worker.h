@@ -16,6 +16,7 @@ typedef struct {
     kvf_precision precision;
     kvf_kv_type kv_type;
     const char *kernels; /* NULL: best */
+    const char *cache_folder; /* of packed weights; NULL: none */
     const char *backend; /* "cpu", "cuda", or "auto": cuda where it can be used */
     uint32_t device; /* of the host, for cuda */
     double device_memory_share; /* for KV blocks, of what the weights leave free; 0: kv_memory_bytes */
