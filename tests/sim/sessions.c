@@ -221,12 +221,20 @@ static bool give_slot(sim *s, uint32_t index, sim_session *c) {
     return false;
 }
 
+/* Said again at a Welcome, to a node that has just said that it is over: it is taken on again, in vain. */
+static void asked_anew(sim_node *n, const kvf_work *w) {
+    for (uint32_t i = 0; i < KVF_COUNT_OF(n->ended); i++)
+        if (n->ended[i].attempt == w->attempt && kvf_request_id_equal(n->ended[i].request, w->request))
+            n->ended[i].attempt = 0;
+}
+
 void on_to_node(sim *s, const event *e) {
     sim_session *c = &s->session[e->index];
     const kvf_rmsg *m = e->payload;
     if (c->node_down || (c->cut && c->loses[1])) return;
     if ((c->slot == SIM_NONE && (m->kind != KVF_R_HELLO || !give_slot(s, e->index, c)))) return;
     touch(s, c->node);
+    if (m->kind == KVF_R_PREFILL) asked_anew(&s->node[c->node], &m->prefill.work);
     kvf_node_on_msg(s->node[c->node].core, sim_clock(s, c->node), c->slot, m);
     if (m->kind == KVF_R_FLUSH) check_flushed(s, c->node);
     fault_hook(s, TRIGGER_message, m->kind, c->node);
