@@ -85,6 +85,7 @@ void kvf_client_close(kvf_client *c) {
 
 bool kvf_client_interrupted(const kvf_client *c) { return atomic_load(&c->interrupted); }
 int kvf_client_interrupt_fd(const kvf_client *c) { return c->interrupt_fd; }
+kvf_rpc_channel *kvf_client_channel(kvf_client *c) { return c->channel; }
 void kvf_client_reset(kvf_client *c) {
     uint64_t count;
     ssize_t n = read(c->interrupt_fd, &count, sizeof count);

@@ -55,6 +55,9 @@ bool kvf_client_interrupted(const kvf_client *c); /* since the last reset */
 void kvf_client_reset(kvf_client *c);
 int kvf_client_interrupt_fd(const kvf_client *c); /* readable after a Ctrl-C, until reset */
 
+/* For commands that make calls of their own, with callbacks: they see to their end before the client is closed. */
+kvf_rpc_channel *kvf_client_channel(kvf_client *c);
+
 /* Prints why a call failed, for people, and returns the exit status: 69 where nothing answers. */
 int kvf_client_report(const kvf_client *c, const kvf_rpc_result *result);
 int kvf_client_exit_status(const kvf_rpc_result *result);

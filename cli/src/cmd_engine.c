@@ -1,4 +1,4 @@
-/* perplexity, bench engine: the engine's own yardsticks; bench serve: not here yet. */
+/* perplexity, bench engine: the engine's own yardsticks. */
 #include "cmd.h"
 #include "kvf/engine_bench.h"
 #include <stddef.h>
@@ -65,11 +65,6 @@ static int run_bench_engine(const kvf_command *command, const void *opts, const 
     return status == KVF_OK ? KVF_EXIT_OK : failed(command, status, &err);
 }
 
-static int run_bench_serve(const kvf_command *command, const void *opts, const kvf_args *args) {
-    fputs("kvferry bench serve: the load generator is not built yet (issue 6)\n", stderr);
-    return KVF_EXIT_USAGE;
-}
-
 #define AT(f) offsetof(options, f)
 #define MODEL_ROWS                                                                                                     \
     {"model", 'm', KVF_ARG_TEXT, "FILE", "the model file (GGUF)", AT(model), 0, 0, "KVFERRY_MODEL", false},            \
@@ -120,11 +115,4 @@ const kvf_command kvf_cmd_bench_engine = {
     .rows_count = KVF_COUNT_OF(bench_rows),
     .options_bytes = sizeof(options),
     .run = run_bench_engine,
-};
-const kvf_command kvf_cmd_bench_serve = {
-    .name = "bench serve",
-    .positional = "",
-    .positional_max = KVF_ARGS_POSITIONAL_MAX,
-    .summary = "load on a running cluster (not built yet: issue 6)",
-    .run = run_bench_serve,
 };

@@ -35,7 +35,7 @@ while read -r command; do
   expect 0 "" $command --help
   said "kvferry $command"
   # shellcheck disable=SC2086
-  [ "$command" = "bench serve" ] || expect 64 "--no-such-flag" $command --no-such-flag
+  expect 64 "--no-such-flag" $command --no-such-flag
 done <<<"$commands"
 
 expect 0 "" version
@@ -48,13 +48,19 @@ expect 64 "at most 32" serve --model x --prefill 30 --decode 30
 expect 64 "1 to 32" serve --model x --prefill 0
 expect 64 "" drain
 expect 64 "wizard" role p0 wizard
-expect 64 "issue 6" bench serve
+expect 64 "rate R" bench serve
+expect 64 "above 0" bench serve --rate 0
+expect 64 "MIN:MAX" bench serve --rate 1 --input-tokens 9:3
+expect 64 "needs a limit" bench serve --find-goodput
+expect 64 "neither ttft" bench serve --rate 1 --slo e2e=1s
+printf "TIMESTAMP,ContextTokens,GeneratedTokens\\n2023-11-16 18:17:03,x,1\\n" >"$tmp/trace"
+expect 1 "trace:2: ContextTokens: " bench serve --trace "$tmp/trace"
 expect 64 "--layers" size
 expect 64 "auto|always|never" complete --disaggregate sometimes x
 expect 64 "token ids" detokenize --router 127.0.0.1:1 1 x
 
 # Nobody listens on port 1.
-for command in "complete x" "chat x" "tokenize x" "detokenize 1" models health nodes kv "top --once" "drain p0" "undrain p0" "role p0 decode" audit flush; do
+for command in "complete x" "chat x" "tokenize x" "detokenize 1" models health nodes kv "top --once" "drain p0" "undrain p0" "role p0 decode" audit flush "bench serve --rate 1"; do
   # shellcheck disable=SC2086
   expect 69 "nothing answers at 127.0.0.1:1" $command --router 127.0.0.1:1
 done
