@@ -72,7 +72,7 @@ static bool part(const char **at, const char *end, int digits, char after, uint3
     return true;
 }
 
-/* Days since 1970-01-01 of the proleptic Gregorian calendar; years counted from March, so that the leap day is last. */
+/* Days since 1970, so that ns fit; only differences count. Years begin in March here: the leap day is the last. */
 static uint64_t days_since_1970(uint32_t year, uint32_t month, uint32_t day) {
     uint64_t y = year - (month <= 2), in_year = (153ull * (month > 2 ? month - 3 : month + 9) + 2) / 5 + day - 1;
     return y * 365 + y / 4 - y / 100 + y / 400 + in_year - 719468;

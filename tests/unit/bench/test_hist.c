@@ -57,6 +57,11 @@ static void merged_is_the_whole(void **state) {
     kvf_hist_merge(&whole, &parts[0]);
     kvf_hist_merge(&whole, &parts[1]);
     compare(&whole, values, COUNT);
+    static kvf_hist low, high;
+    kvf_hist_add(&low, 3);
+    kvf_hist_add(&high, 900);
+    kvf_hist_merge(&high, &low);
+    assert_true(high.min == 3 && high.max == 900 && high.count == 2);
 }
 
 static void ends(void **state) {
@@ -76,8 +81,15 @@ static void small_values_are_exact(void **state) {
     assert_true(fabs(kvf_hist_deviation(&h) - 28.86607) < 1e-5);
 }
 
+/* 99.9 % of 41,000 are 40,959, although 41000 * 99.9 / 100 comes out above. */
+static void ranks_are_decimal(void **state) {
+    static kvf_hist h;
+    for (uint32_t i = 0; i < 41000; i++) kvf_hist_add(&h, i < 40959 ? 1 : 100);
+    assert_true(kvf_hist_percentile(&h, 99.9) == 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(within_the_error), cmocka_unit_test(merged_is_the_whole),
-        cmocka_unit_test(ends), cmocka_unit_test(small_values_are_exact)};
+        cmocka_unit_test(ends), cmocka_unit_test(small_values_are_exact), cmocka_unit_test(ranks_are_decimal)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,7 +62,9 @@ static void peaks(void **state) {
     static kvf_load_tally t;
     kvf_series_begin(&t.arrivals, MS);
     kvf_load_answer a[] = {answer(0, 5, 9, 1), answer(10, 11, 19, 1), answer(12, 13, 14, 1), answer(20, 21, 22, 1)};
-    kvf_load_tally_take(&t, a, 4, 0, &(kvf_load_limits){0}, START_MS * MS); /* each ends as another begins */
+    kvf_load_tally_take(&t, a, 2, 0, &(kvf_load_limits){0}, START_MS * MS);
+    assert_int_equal(t.peak_running, 1); /* one ends as the other begins */
+    kvf_load_tally_take(&t, a, 4, 0, &(kvf_load_limits){0}, START_MS * MS);
     assert_int_equal(t.peak_running, 2);
 }
 

@@ -75,6 +75,8 @@ static const struct {
     {COLUMNS "2023-11-16 18:17:03,1,99999999999999999999\n", "t.x:2: GeneratedTokens: "},
     {COLUMNS "2023-11-16 18:17:03,1,-1\n", "t.x:2: GeneratedTokens: \"-1\""},
     {COLUMNS "2023-13-16 18:17:03,1,1\n", "t.x:2: TIMESTAMP: "},
+    {COLUMNS "2023-04-31 18:17:03,1,1\n", "t.x:2: TIMESTAMP: "},
+    {COLUMNS "2023-02-30 18:17:03,1,1\n", "t.x:2: TIMESTAMP: "},
     {COLUMNS "2023-11-16,1,1\n", "t.x:2: TIMESTAMP: "},
     {COLUMNS "2023-11-16 24:17:03,1,1\n", "t.x:2: TIMESTAMP: "},
     {COLUMNS "2023-11-16 18:17:03.,1,1\n", "t.x:2: TIMESTAMP: "},
