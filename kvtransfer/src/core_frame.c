@@ -160,6 +160,25 @@ static void put_grant_body(writer *w, const kvf_frame *f) {
     }
 }
 
+static void put_lane_body(writer *w, const kvf_frame *f) {
+    if (f->kind == KVF_FRAME_LANE) {
+        put_u32(w, f->lane.step);
+        put_u32(w, f->lane.slots);
+        put_u32(w, f->lane.slot_pages);
+        put_u32(w, (uint32_t)f->lane.bytes.len_bytes);
+        if (f->lane.bytes.len_bytes > KVF_FRAME_LANE_BYTES_MAX) w->ok = false;
+        put_bytes(w, f->lane.bytes.data, f->lane.bytes.len_bytes);
+    } else if (f->kind == KVF_FRAME_BATCH) {
+        put_u32(w, f->batch.seq);
+        put_u32(w, f->batch.count);
+        if (f->batch.count == 0 || f->batch.count > KVF_FRAME_BATCH_MAX) w->ok = false;
+        put_bytes(w, f->batch.pages, (size_t)f->batch.count * KVF_FRAME_BATCH_PAGE_BYTES);
+    } else {
+        put_u32(w, f->slot.seq);
+        put_u32(w, f->slot.news);
+    }
+}
+
 static void put_body(writer *w, const kvf_frame *f) {
     switch (f->kind) {
     case KVF_FRAME_HELLO:
@@ -169,12 +188,14 @@ static void put_body(writer *w, const kvf_frame *f) {
         put_u64(w, f->hello.peer_epoch);
         put_u64(w, f->hello.generation);
         put_identity(w, &f->hello.identity);
+        if (f->hello.lanes) put_u32(w, f->hello.lanes);
         break;
     case KVF_FRAME_WELCOME:
         put_text(w, f->welcome.node, sizeof f->welcome.node);
         put_u64(w, f->welcome.epoch);
         put_bytes(w, f->welcome.nonce, sizeof f->welcome.nonce);
         put_identity(w, &f->welcome.identity);
+        if (f->welcome.lanes) put_u32(w, f->welcome.lanes);
         break;
     case KVF_FRAME_REFUSE:
         put_u32(w, (uint32_t)f->refuse.reason);
@@ -183,6 +204,9 @@ static void put_body(writer *w, const kvf_frame *f) {
         put_text(w, f->refuse.yours, sizeof f->refuse.yours);
         break;
     case KVF_FRAME_RENEW: break;
+    case KVF_FRAME_LANE:
+    case KVF_FRAME_BATCH:
+    case KVF_FRAME_SLOT: put_lane_body(w, f); break;
     default: put_grant_body(w, f);
     }
 }
@@ -211,7 +235,7 @@ size_t kvf_frame_encode(const kvf_frame *frame, uint8_t *out, size_t room_bytes)
 kvf_status kvf_frame_measure(
     const uint8_t *head, uint32_t page_bytes_max, kvf_frame_kind *kind, uint32_t *whole_bytes) {
     uint32_t body = kvf_get_le32(head);
-    if (head[4] < KVF_FRAME_HELLO || head[4] > KVF_FRAME_RENEW || kvf_get_le16(head + 6)) return KVF_ERR_FORMAT;
+    if (head[4] < KVF_FRAME_HELLO || head[4] > KVF_FRAME_SLOT || kvf_get_le16(head + 6)) return KVF_ERR_FORMAT;
     if (head[5] != KVF_WIRE_VERSION) return KVF_ERR_UNSUPPORTED;
     bool page = head[4] == KVF_FRAME_PAGE;
     uint32_t body_min = page ? KVF_FRAME_PAGE_BYTES - KVF_FRAME_HEAD_BYTES : 0;
@@ -272,6 +296,34 @@ static void get_grant_body(reader *r, kvf_page_name *names, kvf_frame *f) {
     }
 }
 
+/* Not written where there is nothing to say: one frame, one row of bytes. */
+static void get_lanes(reader *r, uint32_t *lanes) {
+    if (!r->ok || r->at == r->end) return;
+    *lanes = get_u32(r);
+    if (*lanes == 0) r->ok = false;
+}
+
+static void get_lane_body(reader *r, kvf_frame *f) {
+    if (f->kind == KVF_FRAME_LANE) {
+        f->lane.step = get_u32(r);
+        f->lane.slots = get_u32(r);
+        f->lane.slot_pages = get_u32(r);
+        uint32_t len = get_u32(r);
+        if (len > KVF_FRAME_LANE_BYTES_MAX || f->lane.step < KVF_LANE_OFFER || f->lane.step > KVF_LANE_NOT)
+            r->ok = false;
+        f->lane.bytes = (kvf_span){get(r, len), len};
+    } else if (f->kind == KVF_FRAME_BATCH) {
+        f->batch.seq = get_u32(r);
+        f->batch.count = get_u32(r);
+        if (f->batch.count == 0 || f->batch.count > KVF_FRAME_BATCH_MAX) r->ok = false;
+        f->batch.pages = get(r, (size_t)f->batch.count * KVF_FRAME_BATCH_PAGE_BYTES);
+    } else {
+        f->slot.seq = get_u32(r);
+        f->slot.news = get_u32(r);
+        if (f->slot.news < KVF_SLOT_POST || f->slot.news > KVF_SLOT_FREE) r->ok = false;
+    }
+}
+
 static void get_body(reader *r, kvf_page_name *names, kvf_frame *f) {
     switch (f->kind) {
     case KVF_FRAME_HELLO:
@@ -281,12 +333,14 @@ static void get_body(reader *r, kvf_page_name *names, kvf_frame *f) {
         f->hello.peer_epoch = get_u64(r);
         f->hello.generation = get_u64(r);
         get_identity(r, &f->hello.identity);
+        get_lanes(r, &f->hello.lanes);
         break;
     case KVF_FRAME_WELCOME:
         get_text(r, f->welcome.node, sizeof f->welcome.node);
         f->welcome.epoch = get_u64(r);
         get_bytes(r, f->welcome.nonce, sizeof f->welcome.nonce);
         get_identity(r, &f->welcome.identity);
+        get_lanes(r, &f->welcome.lanes);
         break;
     case KVF_FRAME_REFUSE:
         f->refuse.reason = known_status(get_u32(r));
@@ -295,6 +349,9 @@ static void get_body(reader *r, kvf_page_name *names, kvf_frame *f) {
         get_text(r, f->refuse.yours, sizeof f->refuse.yours);
         break;
     case KVF_FRAME_RENEW: break;
+    case KVF_FRAME_LANE:
+    case KVF_FRAME_BATCH:
+    case KVF_FRAME_SLOT: get_lane_body(r, f); break;
     default: get_grant_body(r, names, f);
     }
 }
@@ -328,6 +385,22 @@ uint32_t kvf_page_seed(const kvf_page_header *h, uint64_t receiver_epoch) {
 
 uint32_t kvf_page_crc(const kvf_page_header *h, uint64_t receiver_epoch, const void *bytes) {
     return kvf_crc32c(kvf_page_seed(h, receiver_epoch), bytes, h->len_bytes);
+}
+
+void kvf_batch_page_put(uint8_t *at, const kvf_page_header *h) {
+    kvf_put_le64(at, h->grant);
+    kvf_put_le32(at + 8, h->block);
+    kvf_put_le32(at + 12, h->layer);
+    kvf_put_le32(at + 16, h->crc);
+}
+
+void kvf_batch_page_get(const kvf_frame *batch, uint32_t index, uint32_t page_bytes, kvf_page_header *out) {
+    const uint8_t *at = batch->batch.pages + (size_t)index * KVF_FRAME_BATCH_PAGE_BYTES;
+    *out = (kvf_page_header){.grant = kvf_get_le64(at),
+        .block = kvf_get_le32(at + 8),
+        .layer = kvf_get_le32(at + 12),
+        .len_bytes = page_bytes,
+        .crc = kvf_get_le32(at + 16)};
 }
 
 uint64_t kvf_page_digest(uint32_t block, uint32_t layer, uint32_t crc) {

@@ -263,10 +263,8 @@ kvf_page_verdict kvf_rx_on_page(
     return KVF_PAGE_ACCEPT;
 }
 
-void kvf_rx_on_landed(kvf_rx *rx, kvf_time_ns now, const kvf_landing *landing, bool crc_ok) {
-    (void)now;
+static void rx_landing_over(kvf_rx *rx, const kvf_landing *landing, bool crc_ok) {
     kvf_kv_use_end(rx->kv, landing->block);
-    if (!crc_ok) rx->counts.pages_corrupt++;
     uint64_t slot = landing->grant & UINT16_MAX;
     KVF_ASSERT(slot < rx->config.grants_max);
     rx_grant *g = &rx->grants[slot];
@@ -288,6 +286,17 @@ void kvf_rx_on_landed(kvf_rx *rx, kvf_time_ns now, const kvf_landing *landing, b
             rx_count_page(rx, g, entry, landing->layer, landing->crc);
     }
     if (g->commit_waits && g->moving == 0) kvf_rx_try_commit(rx, g);
+}
+
+void kvf_rx_on_landed(kvf_rx *rx, kvf_time_ns now, const kvf_landing *landing, bool crc_ok) {
+    (void)now;
+    if (!crc_ok) rx->counts.pages_corrupt++;
+    rx_landing_over(rx, landing, crc_ok);
+}
+
+void kvf_rx_on_dropped(kvf_rx *rx, kvf_time_ns now, const kvf_landing *landing) {
+    (void)now;
+    rx_landing_over(rx, landing, false);
 }
 
 void kvf_rx_on_link_down(kvf_rx *rx, kvf_time_ns now, kvf_link_id link) {

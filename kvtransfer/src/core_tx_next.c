@@ -60,6 +60,15 @@ static uint32_t tx_link_moving(const kvf_tx *tx, kvf_link_id link) {
     return n;
 }
 
+bool kvf_tx_waits(const kvf_tx *tx, kvf_link_id link) {
+    for (uint32_t i = 0; i < tx->active; i++) {
+        const tx_handoff *h = tx_at(tx, i);
+        if (h->link != link || h->moving_now == 0) continue;
+        if (h->state == TX_ENDING || (h->finished && h->due_count == 0)) return true;
+    }
+    return tx->sendings_free >= tx->sendings_max || tx_link_moving(tx, link) >= tx->config.inflight_max;
+}
+
 static bool tx_give_page(kvf_tx *tx, tx_handoff *h, kvf_tx_act *act) {
     if (h->due_count == 0 || tx->sendings_free >= tx->sendings_max) return false;
     if (tx_link_moving(tx, h->link) >= tx->config.inflight_max) return false;

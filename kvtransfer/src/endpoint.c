@@ -40,8 +40,8 @@ static ep_link *ep_link_new(kvf_endpoint *e, bool outgoing, const char *transpor
     return link;
 }
 
-static void ep_enter(ep_link *link) { link->busy++; }
-static void ep_leave(ep_link *link) {
+void ep_enter(ep_link *link) { link->busy++; }
+void ep_leave(ep_link *link) {
     KVF_ASSERT(link->busy > 0);
     if (--link->busy == 0 && link->state == LINK_DEAD) link->state = LINK_FREE;
 }
@@ -49,7 +49,9 @@ static void ep_leave(ep_link *link) {
 /* The connection goes, no callback comes any more. */
 static void ep_drop(ep_link *link) {
     kvf_conn *c = link->conn;
+    if (link->lane) ep_lane_drop(link);
     link->conn = NULL;
+    link->stalled = false;
     link->dirty = link->asked_room = link->read_on = link->fail_later = false;
     link->state = link->busy ? LINK_DEAD : LINK_FREE;
     if (c) c->ops->close(c);
@@ -57,7 +59,7 @@ static void ep_drop(ep_link *link) {
 
 /* In the next turn of the loop: an event made active from inside a callback would run in this one and keep others from
  * being heard. Where there is no memory for it, the next tick does the same. */
-static void ep_soon(kvf_endpoint *e) {
+void ep_soon(kvf_endpoint *e) {
     static const struct timeval now = {0};
     event_add(e->later, &now);
 }
@@ -100,7 +102,7 @@ static size_t ep_frame_need(const ep_link *link) {
     return KVF_MAX(page, (size_t)KVF_FRAME_BYTES_MAX);
 }
 
-static bool ep_room_for(ep_link *link, size_t len_bytes) {
+bool ep_room_for(ep_link *link, size_t len_bytes) {
     if (link->conn->ops->room(link->conn) >= len_bytes) return true;
     if (link->asked_room) return false;
     link->asked_room = true;
@@ -127,7 +129,8 @@ void ep_put_frame(ep_link *link, const kvf_frame *frame) {
 
 bool kvf_endpoint_has_room(const kvf_endpoint *e, kvf_link_id id) {
     ep_link *link = ep_find(e, id);
-    return link && link->state == LINK_UP && ep_room_for(link, ep_frame_need(link));
+    if (!link || link->state != LINK_UP || !ep_room_for(link, ep_frame_need(link))) return false;
+    return !link->lane || !link->outgoing || ep_lane_has_room(link);
 }
 
 kvf_status kvf_endpoint_send_frame(kvf_endpoint *e, kvf_link_id id, const kvf_frame *frame) {
@@ -142,24 +145,33 @@ kvf_status kvf_endpoint_send_frame(kvf_endpoint *e, kvf_link_id id, const kvf_fr
     return KVF_OK;
 }
 
-kvf_status kvf_endpoint_send_page(
-    kvf_endpoint *e, kvf_link_id id, const kvf_page_header *header, const void *page, uint32_t *crc) {
-    ep_link *link = ep_find(e, id);
-    if (!link || link->state != LINK_UP) return KVF_ERR_NOT_FOUND;
-    if (!link->outgoing || header->len_bytes > e->identity.page_bytes) return KVF_ERR_INVALID;
-    if (!ep_room_for(link, KVF_FRAME_PAGE_BYTES + (size_t)header->len_bytes)) return KVF_AGAIN;
+void ep_page_sent(ep_link *link, const kvf_page_header *header, const void *page) {
+    kvf_endpoint *e = link->endpoint;
     kvf_frame f = {.kind = KVF_FRAME_PAGE, .page = *header};
-    f.page.crc = kvf_page_crc(header, link->peer_epoch, page);
     size_t len = kvf_frame_encode(&f, e->out_bytes, sizeof e->out_bytes);
     KVF_ASSERT(len == KVF_FRAME_PAGE_BYTES);
     link->conn->ops->put(link->conn, e->out_bytes, len);
     link->conn->ops->put(link->conn, page, header->len_bytes);
     ep_dirty(link);
-    *crc = f.page.crc;
+}
+
+kvf_status kvf_endpoint_send_page(
+    kvf_endpoint *e, kvf_link_id id, const kvf_page_header *header, const void *page, uint32_t *crc) {
+    ep_link *link = ep_find(e, id);
+    if (!link || link->state != LINK_UP) return KVF_ERR_NOT_FOUND;
+    if (!link->outgoing || link->lane || header->len_bytes > e->identity.page_bytes) return KVF_ERR_INVALID;
+    if (!ep_room_for(link, KVF_FRAME_PAGE_BYTES + (size_t)header->len_bytes)) return KVF_AGAIN;
+    kvf_page_header h = *header;
+    h.crc = kvf_page_crc(header, link->peer_epoch, page);
+    ep_page_sent(link, &h, page);
+    *crc = h.crc;
     return KVF_OK;
 }
 
 void kvf_endpoint_flush(kvf_endpoint *e) {
+    const kvf_endpoint_callbacks *cb = &e->options.callbacks;
+    for (ep_lane *l = e->lanes; l; l = l->next)
+        if (l->link && l->outgoing && (!cb->waits || cb->waits(cb->self, l->link_id))) ep_lane_push(l);
     for (uint32_t i = 0; i < e->links_count; i++) {
         ep_link *link = &e->links[i];
         if (!link->dirty || !link->conn) continue;
@@ -198,9 +210,9 @@ static void ep_on_room(void *self) {
     ep_link *link = self;
     const kvf_endpoint_callbacks *cb = &link->endpoint->options.callbacks;
     link->asked_room = false;
-    if (link->state != LINK_UP) return;
     ep_enter(link);
-    cb->on_room(cb->self, link->id);
+    if (link->lane) ep_lane_go_on(link->lane);
+    if (link->state == LINK_UP) cb->on_room(cb->self, link->id);
     ep_leave(link);
 }
 
@@ -302,6 +314,7 @@ static void ep_on_tick(evutil_socket_t fd, short what, void *self) {
         ep_watch_time(link, now, beat);
         ep_leave(link);
     }
+    if (e->pool) ep_lanes_tick(e, now);
     ep_do_later(e);
 }
 
@@ -369,6 +382,7 @@ kvf_status kvf_endpoint_create(const kvf_endpoint_options *o, kvf_endpoint **out
     kvf_status status = KVF_OK;
     if (!e->tick || !e->later || event_add(e->tick, &period))
         status = kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory for the transfer endpoint");
+    if (status == KVF_OK && o->device) status = ep_lanes_open(e, err);
     if (status == KVF_OK) status = ep_listen(e, err);
     if (status != KVF_OK) {
         kvf_endpoint_destroy(e);
@@ -386,6 +400,7 @@ void kvf_endpoint_destroy(kvf_endpoint *e) {
         KVF_ASSERT(e->links[i].busy == 0); /* not from inside a callback */
         if (e->links[i].state != LINK_FREE) ep_drop(&e->links[i]);
     }
+    if (e->pool) ep_lanes_close(e);
     kvf_transport_env_fini(&e->env);
     if (e->tick) event_free(e->tick);
     if (e->later) event_free(e->later);
@@ -435,6 +450,7 @@ kvf_status kvf_endpoint_connect(kvf_endpoint *e, const char *peer, uint64_t peer
     memcpy(link->peer, peer, strlen(peer));
     link->peer_epoch = peer_epoch;
     link->generation = ++e->generation;
+    link->near = host_id == e->host_id;
     if (c) {
         ep_watch(link, c);
     } else {

@@ -13,6 +13,7 @@ void ep_say_hello(ep_link *link) {
     f.hello.epoch = e->options.epoch;
     f.hello.peer_epoch = link->peer_epoch;
     f.hello.generation = link->generation;
+    f.hello.lanes = ep_lanes_offered(link);
     f.hello.identity = e->identity;
     link->state = LINK_HELLO_SENT;
     ep_put_frame(link, &f);
@@ -112,8 +113,10 @@ void ep_hello(ep_link *link, const kvf_frame *f) {
     w.welcome.identity = e->identity;
     kvf_os_random(link->nonce, sizeof link->nonce);
     memcpy(w.welcome.nonce, link->nonce, sizeof w.welcome.nonce);
+    kvf_lane_kind kind = ep_lane_choose(link, f->hello.lanes);
+    w.welcome.lanes = kind == KVF_LANE_STREAM ? 0 : 1u << kind;
     ep_put_frame(link, &w);
-    ep_link_up(link);
+    ep_lane_make(link, kind);
 }
 
 void ep_welcome(ep_link *link, const kvf_frame *f) {
@@ -135,7 +138,14 @@ void ep_welcome(ep_link *link, const kvf_frame *f) {
         return;
     }
     memcpy(link->nonce, f->welcome.nonce, sizeof link->nonce);
-    ep_link_up(link);
+    uint32_t chosen = f->welcome.lanes;
+    if (chosen & (chosen - 1) || chosen & ~ep_lanes_offered(link)) {
+        ep_fail(link, KVF_ERR_FORMAT, "%s chose a lane that was not offered", link->peer);
+        return;
+    }
+    ep_lane_make(link, chosen == 1u << KVF_LANE_NCCL  ? KVF_LANE_NCCL
+                       : chosen == 1u << KVF_LANE_IPC ? KVF_LANE_IPC
+                                                      : KVF_LANE_STREAM);
 }
 
 void ep_other_version(ep_link *link, const uint8_t *head) {

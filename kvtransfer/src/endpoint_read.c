@@ -9,18 +9,25 @@ static bool allowed(const ep_link *link, kvf_frame_kind kind) {
     switch (link->state) {
     case LINK_HELLO_WAIT: return kind == KVF_FRAME_HELLO;
     case LINK_HELLO_SENT: return kind == KVF_FRAME_WELCOME || kind == KVF_FRAME_REFUSE;
+    case LINK_LANING:
     case LINK_UP: break;
     default: return false;
     }
     if (kind == KVF_FRAME_RENEW) return true;
+    if (kind == KVF_FRAME_LANE) return link->lane != NULL;
     if (link->outgoing)
         return kind == KVF_FRAME_OPENED || kind == KVF_FRAME_COMMITTED || kind == KVF_FRAME_MISSING ||
-               kind == KVF_FRAME_GONE;
-    return kind == KVF_FRAME_OPEN || kind == KVF_FRAME_PAGE || kind == KVF_FRAME_COMMIT || kind == KVF_FRAME_CANCEL;
+               kind == KVF_FRAME_GONE || (kind == KVF_FRAME_SLOT && link->lane && link->lane->kind != KVF_LANE_STREAM);
+    return kind == KVF_FRAME_OPEN || kind == KVF_FRAME_PAGE || kind == KVF_FRAME_COMMIT || kind == KVF_FRAME_CANCEL ||
+           (kind == KVF_FRAME_BATCH && link->lane && link->lane->kind != KVF_LANE_STREAM);
 }
 
 static void read_page(ep_link *link, const kvf_page_header *h) {
     kvf_endpoint *e = link->endpoint;
+    if (link->lane) {
+        ep_lane_gather(link, h);
+        return;
+    }
     const kvf_endpoint_callbacks *cb = &e->options.callbacks;
     kvf_landing landing;
     void *target = NULL;
@@ -40,16 +47,26 @@ static void read_frame(ep_link *link, const kvf_frame *f) {
     case LINK_HELLO_WAIT: ep_hello(link, f); break;
     case LINK_HELLO_SENT: ep_welcome(link, f); break;
     default:
-        if (f->kind == KVF_FRAME_PAGE)
-            read_page(link, &f->page);
-        else
-            cb->on_frame(cb->self, link->id, f);
+        switch (f->kind) {
+        case KVF_FRAME_PAGE: read_page(link, &f->page); break;
+        case KVF_FRAME_LANE: ep_lane_heard(link, f); break;
+        case KVF_FRAME_BATCH:
+        case KVF_FRAME_SLOT: ep_batch_heard(link, f); break;
+        default:
+            if (link->state == LINK_UP) cb->on_frame(cb->self, link->id, f); /* else a heartbeat, before on_link_up */
+        }
     }
+}
+
+/* What has to stay in the stream for now: all but the making of the lane until it is made; pages without a slot. */
+static bool must_wait(ep_link *link, kvf_frame_kind kind) {
+    if (link->state == LINK_LANING) return kind != KVF_FRAME_LANE && kind != KVF_FRAME_RENEW;
+    return kind == KVF_FRAME_PAGE && link->lane && !ep_lane_takes(link);
 }
 
 static const char *kind_name(kvf_frame_kind kind) {
     static const char *const names[] = {"?", "HELLO", "WELCOME", "REFUSE", "OPEN", "OPENED", "PAGE", "COMMIT",
-        "COMMITTED", "MISSING", "GONE", "CANCEL", "RENEW"};
+        "COMMITTED", "MISSING", "GONE", "CANCEL", "RENEW", "LANE", "BATCH", "SLOT"};
     return names[kind];
 }
 
@@ -86,7 +103,7 @@ static size_t read_one(ep_link *link) {
         ep_fail(link, KVF_ERR_FORMAT, "frame %s out of place", kind_name(kind));
         return 0;
     }
-    if (ready < whole) return 0;
+    if (ready < whole || must_wait(link, kind)) return 0;
     size_t copied = kind == KVF_FRAME_PAGE ? KVF_FRAME_PAGE_BYTES : whole;
     c->ops->peek(c, 0, bytes, copied);
     kvf_frame frame;
@@ -106,15 +123,17 @@ static size_t read_one(ep_link *link) {
 void ep_read(ep_link *link, size_t bytes_max) {
     size_t done = 0;
     link->read_on = false;
-    while (link->state == LINK_HELLO_SENT || link->state == LINK_HELLO_WAIT || link->state == LINK_UP) {
+    while (link->state == LINK_HELLO_SENT || link->state == LINK_HELLO_WAIT || link->state == LINK_LANING ||
+           link->state == LINK_UP) {
         if (done >= bytes_max) {
             link->read_on = true;
             return;
         }
         size_t len = read_one(link);
-        if (len == 0) return;
+        if (len == 0) break;
         done += len;
         if (link->state == LINK_DEAD || link->state == LINK_LINGERS) return; /* conn may be gone */
         link->conn->ops->consume(link->conn, len);
     }
+    if (link->state == LINK_UP && link->lane) ep_lane_land(link);
 }

@@ -7,6 +7,7 @@
  * names too. */
 #ifndef KVF_ENDPOINT_H
 #define KVF_ENDPOINT_H
+#include "kvf/lanes.h"
 #include "kvf/tls.h"
 #include "kvf/xfer.h"
 struct event_base;
@@ -14,8 +15,8 @@ struct event_base;
 typedef struct kvf_endpoint kvf_endpoint;
 typedef struct {
     void *self;
-    /* nonce: the receiving side's of this connection. outgoing: we called. transport: "shm", "tcp", "tls", "loopback".
-     */
+    /* nonce: the receiving side's of this connection. outgoing: we called. transport: "shm", "tcp", "tls", "loopback",
+     * "cuda_ipc", "nccl". */
     void (*on_link_up)(void *self, kvf_link_id link, const char *peer, uint64_t peer_epoch, const uint8_t nonce[16],
         bool outgoing, const char *transport);
     /* Once per link, also for one that never came up: then reason and text say why (KVF_ERR_MISMATCH names field and
@@ -27,6 +28,14 @@ typedef struct {
         void *self, kvf_link_id link, const kvf_page_header *header, void **target, kvf_landing *landing);
     void (*on_landed)(void *self, kvf_link_id link, const kvf_landing *landing, bool crc_ok);
     void (*on_room)(void *self, kvf_link_id link); /* after KVF_AGAIN: there is room again */
+    /* With a device only. on_dropped: in place of on_landed, the payload never came. on_page_sent: once for each page
+     * that kvf_endpoint_post_page took, also after its link has gone. waits: kvf_tx_waits, whether pages that are held
+     * back for a full slot should go now (NULL: always). on_device_lost: nothing works on the device any more, or work
+     * on it does not end; this process must. */
+    void (*on_dropped)(void *self, kvf_link_id link, const kvf_landing *landing);
+    void (*on_page_sent)(void *self, uint64_t token, bool ok, uint32_t crc);
+    bool (*waits)(void *self, kvf_link_id link);
+    void (*on_device_lost)(void *self, const char *text);
 } kvf_endpoint_callbacks;
 
 typedef struct {
@@ -46,6 +55,7 @@ typedef struct {
     kvf_endpoint_callbacks callbacks;
     struct kvf_loopback
         *loopback; /* for tests: kvf/transport.h; listens there under the node's name, "loopback:<node>". NULL: none */
+    const kvf_page_device *device; /* kept; pages lie in its memory. NULL: in this process's own */
 } kvf_endpoint_options;
 
 kvf_status kvf_endpoint_create(const kvf_endpoint_options *options, kvf_endpoint **out, kvf_error *err);
@@ -64,5 +74,11 @@ kvf_status kvf_endpoint_send_frame(kvf_endpoint *e, kvf_link_id link, const kvf_
 /* Copies page into staging (CRC made on the way, stored in *crc). KVF_OK: the page's memory is no longer needed. */
 kvf_status kvf_endpoint_send_page(
     kvf_endpoint *e, kvf_link_id link, const kvf_page_header *header, const void *page, uint32_t *crc);
+/* With a device: takes layer header.layer of `block` of the pool; on_page_sent follows, then the page's memory is no
+ * longer needed. KVF_AGAIN: full. on_page's target is not used: the landing says where a page goes. */
+kvf_status kvf_endpoint_post_page(
+    kvf_endpoint *e, kvf_link_id link, const kvf_page_header *header, uint32_t block, uint64_t token);
+/* Pages that one link can have under way: what kvf_tx_config.inflight_max has to be at least. 0 without a device. */
+uint32_t kvf_endpoint_pages_held(const kvf_endpoint *e);
 void kvf_endpoint_flush(kvf_endpoint *e); /* wakes peers after a burst of sends; call once per pump */
 #endif

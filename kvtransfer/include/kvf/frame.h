@@ -7,6 +7,9 @@
  *           PAGE(grant, block, layer) ...
  *           COMMIT(grant, count, digest)           COMMITTED | MISSING | GONE
  *           CANCEL(grant), RENEW                   (RENEW back: the same heartbeat)
+ * Where pages of devices travel beside the stream (a lane: kvf/lanes.h):
+ *           LANE                                   LANE (made after WELCOME, before anything else)
+ *           BATCH(pages that fill one slot)        SLOT(post it | it is yours again)
  */
 #ifndef KVF_FRAME_H
 #define KVF_FRAME_H
@@ -28,8 +31,16 @@ typedef enum {
     KVF_FRAME_MISSING,
     KVF_FRAME_GONE,
     KVF_FRAME_CANCEL,
-    KVF_FRAME_RENEW
+    KVF_FRAME_RENEW,
+    KVF_FRAME_LANE,
+    KVF_FRAME_BATCH,
+    KVF_FRAME_SLOT
 } kvf_frame_kind;
+
+#define KVF_FRAME_BATCH_MAX 800 /* pages of one BATCH */
+#define KVF_FRAME_LANE_BYTES_MAX 256
+typedef enum { KVF_LANE_OFFER = 1, KVF_LANE_READY, KVF_LANE_NOT } kvf_lane_step; /* NOT: the stream has to do */
+typedef enum { KVF_SLOT_POST = 1, KVF_SLOT_FREE } kvf_slot_news;
 
 typedef struct {
     uint64_t grant;
@@ -52,12 +63,14 @@ typedef struct {
             char peer[KVF_NAME_MAX]; /* who is called; another node at this address refuses */
             uint64_t peer_epoch;
             uint64_t generation; /* of this connection: grows with each that the caller makes. A newer one ends older */
+            uint32_t lanes; /* kinds that the caller could make, bits of 1 << kvf_lane_kind; 0: none, and not written */
             kvf_identity identity;
         } hello;
         struct {
             char node[KVF_NAME_MAX];
             uint64_t epoch;
             uint8_t nonce[16]; /* of this connection; OPEN proves secrets over it */
+            uint32_t lanes; /* the one that is made now, as a bit; 0: none, and not written */
             kvf_identity identity;
         } welcome;
         struct {
@@ -91,6 +104,20 @@ typedef struct {
             uint64_t grant;
             kvf_status reason;
         } gone;
+        struct {
+            uint32_t step; /* kvf_lane_step */
+            uint32_t slots, slot_pages;
+            kvf_span bytes; /* OFFER: memory handle or id of the communicator; NOT: why; borrowed */
+        } lane;
+        struct {
+            uint32_t seq; /* counts the batches of a link; batch n lies in slot n % slots */
+            uint32_t count;
+            const uint8_t *pages; /* count times KVF_FRAME_BATCH_PAGE_BYTES, kvf_batch_page_get; borrowed */
+        } batch;
+        struct {
+            uint32_t seq;
+            uint32_t news; /* kvf_slot_news */
+        } slot;
     };
 } kvf_frame;
 
@@ -114,6 +141,9 @@ kvf_status kvf_frame_decode(kvf_span bytes, kvf_page_name *names, kvf_frame *out
 /* What the bytes' CRC-32C goes on from: a device makes the rest where the page is. */
 uint32_t kvf_page_seed(const kvf_page_header *h, uint64_t receiver_epoch);
 uint32_t kvf_page_crc(const kvf_page_header *h, uint64_t receiver_epoch, const void *bytes);
+#define KVF_FRAME_BATCH_PAGE_BYTES 20 /* u64 grant, u32 block, u32 layer, u32 page CRC */
+void kvf_batch_page_put(uint8_t *at, const kvf_page_header *h);
+void kvf_batch_page_get(const kvf_frame *batch, uint32_t index, uint32_t page_bytes, kvf_page_header *out);
 uint64_t kvf_page_digest(uint32_t block, uint32_t layer, uint32_t crc);
 void kvf_grant_proof(const uint8_t secret[16], const uint8_t nonce[16], uint64_t grant, kvf_request_id request,
     uint32_t attempt, uint32_t turn, uint8_t proof[32]);

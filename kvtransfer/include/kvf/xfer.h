@@ -74,6 +74,8 @@ typedef struct {
 kvf_page_verdict kvf_rx_on_page(
     kvf_rx *rx, kvf_time_ns now, kvf_link_id link, const kvf_page_header *header, kvf_landing *out);
 void kvf_rx_on_landed(kvf_rx *rx, kvf_time_ns now, const kvf_landing *landing, bool crc_ok);
+/* Instead of landed: the payload never came, its link is gone. What the page holds is unknown; nothing is corrupt. */
+void kvf_rx_on_dropped(kvf_rx *rx, kvf_time_ns now, const kvf_landing *landing);
 
 /* OPEN, COMMIT, CANCEL, RENEW. nonce: of this link. KVF_OK: taken, or answered again. Else it was dropped, counted, and
  * this is why: KVF_ERR_GONE no such grant (any more), KVF_ERR_AUTH wrong proof, KVF_ERR_STALE of a link that the grant
@@ -185,6 +187,9 @@ typedef struct {
  * NULL: always room. */
 bool kvf_tx_next(kvf_tx *tx, bool (*link_has_room)(void *self, kvf_link_id link), void *self, kvf_tx_act *act);
 uint32_t kvf_tx_active(const kvf_tx *tx);
+/* Whether hand-offs of this link can only go on when pages handed out already are reported sent: no more pages of
+ * theirs will come. A transport that gathers pages moves what it holds then. */
+bool kvf_tx_waits(const kvf_tx *tx, kvf_link_id link);
 
 /* Checks of both halves for the audit: every grant's and hand-off's counts, uses and pins. */
 kvf_status kvf_rx_audit(const kvf_rx *rx, kvf_error *err);

@@ -321,15 +321,22 @@ static void batch_drop(void *arg) {
 }
 
 /* ---------------------------------------------------------------- groups */
+static void comm_leave(comm *c) {
+    pthread_mutex_lock(&c->lock);
+    c->running--;
+    pthread_cond_broadcast(&c->moved);
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void *launch_later(void *arg) {
     batch *b = arg;
     comm *c = b->c;
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     nanosleep(&(struct timespec){.tv_nsec = now.tv_nsec % 200000}, NULL);
-    /* `running` keeps the communicator until batch_drop: it is not touched after the queue has the batch. */
-    set_async(c, KVF_NCCL_IN_PROGRESS, KVF_NCCL_OK);
     fake_queue(b->stream, "transfer", batch_run, batch_drop, b);
+    set_async(c, KVF_NCCL_IN_PROGRESS, KVF_NCCL_OK); /* only now: whoever waits for it may record an event behind */
+    comm_leave(c);
     return NULL;
 }
 
@@ -337,7 +344,7 @@ static void batch_launch(batch *b) {
     comm *c = b->c;
     pthread_mutex_lock(&c->lock);
     b->ticket = c->tickets++;
-    c->running++;
+    c->running += c->blocking ? 1 : 2; /* the batch, and who launches it */
     pthread_mutex_unlock(&c->lock);
     if (c->blocking) {
         fake_queue(b->stream, "transfer", batch_run, batch_drop, b);
@@ -401,7 +408,8 @@ static int add(bool sends, void *bytes, size_t count, int type, int peer, comm *
     int error = fake_enter_nccl(sends ? "ncclSend" : "ncclRecv");
     bool alone = group.depth == 0;
     if (alone) (void)ncclGroupStart();
-    int async = atomic_load(&c->async);
+    /* Not looked at when the call was made to fail: another thread may have aborted it while this one hung. */
+    int async = error ? error : atomic_load(&c->async);
     if (!error && (type != KVF_NCCL_BYTES || peer < 0 || peer >= c->ranks || peer == c->rank))
         error = KVF_NCCL_INVALID_ARGUMENT;
     if (!error && async == KVF_NCCL_IN_PROGRESS && !c->blocking) error = KVF_NCCL_INVALID_ARGUMENT;

@@ -6,6 +6,11 @@
 #include "kvf/os.h"
 #include <stdio.h>
 #include <stdlib.h>
+#ifdef KVF_TEST_LANES
+#include "device.h"
+#else
+typedef struct test_device test_device;
+#endif
 
 typedef struct {
     kvf_kv *kv;
@@ -21,6 +26,9 @@ typedef struct {
     void *self;
     void *memory[4];
     uint32_t downs;
+    test_device *device; /* NULL: pages in memory of the host */
+    char lost[256]; /* on_device_lost */
+    char transport[16]; /* of the last link that we made */
 } handoff_node;
 
 static inline uint8_t *handoff_page(const handoff_node *n, kvf_block_id block, uint32_t layer) {
@@ -44,8 +52,10 @@ static inline void handoff_pump(handoff_node *n) {
             (void)kvf_endpoint_send_frame(n->e, t.link, &t.frame);
         } else if (t.kind == KVF_TX_PAGE) {
             uint32_t crc = 0;
-            kvf_status s =
-                kvf_endpoint_send_page(n->e, t.link, &t.header, handoff_page(n, t.block, t.header.layer), &crc);
+            kvf_status s = n->device ? kvf_endpoint_post_page(n->e, t.link, &t.header, t.block.index, t.token)
+                                     : kvf_endpoint_send_page(
+                                           n->e, t.link, &t.header, handoff_page(n, t.block, t.header.layer), &crc);
+            if (n->device && s == KVF_OK) continue; /* handoff_on_page_sent */
             kvf_tx_on_page_sent(n->tx, kvf_os_now_ns(), t.token, s == KVF_OK, crc);
         } else if (n->on_tx_end) {
             n->on_tx_end(n->self, &t);
@@ -58,9 +68,10 @@ static inline void handoff_on_up(void *self, kvf_link_id link, const char *peer,
     handoff_node *n = self;
     (void)peer;
     (void)epoch;
-    (void)transport;
     memcpy(n->nonces[link & 0xff], nonce, 16);
-    if (outgoing) n->link = link;
+    if (!outgoing) return;
+    n->link = link;
+    snprintf(n->transport, sizeof n->transport, "%s", transport);
 }
 static inline void handoff_on_down(
     void *self, kvf_link_id link, const char *peer, kvf_status reason, const char *text) {
@@ -88,12 +99,32 @@ static inline kvf_page_verdict handoff_on_page(
     return v;
 }
 static inline void handoff_on_landed(void *self, kvf_link_id link, const kvf_landing *landing, bool crc_ok) {
+    handoff_node *n = self;
     (void)link;
-    kvf_rx_on_landed(((handoff_node *)self)->rx, kvf_os_now_ns(), landing, crc_ok);
+    kvf_rx_on_landed(n->rx, kvf_os_now_ns(), landing, crc_ok);
+    if (n->device) handoff_pump(n); /* a COMMIT may have waited for it, and no frame need follow */
 }
 static inline void handoff_on_room(void *self, kvf_link_id link) {
     (void)link;
     handoff_pump(self);
+}
+
+static inline void handoff_on_dropped(void *self, kvf_link_id link, const kvf_landing *landing) {
+    (void)link;
+    kvf_rx_on_dropped(((handoff_node *)self)->rx, kvf_os_now_ns(), landing);
+    handoff_pump(self);
+}
+static inline void handoff_on_page_sent(void *self, uint64_t token, bool ok, uint32_t crc) {
+    handoff_node *n = self;
+    kvf_tx_on_page_sent(n->tx, kvf_os_now_ns(), token, ok, crc);
+    handoff_pump(n);
+}
+static inline bool handoff_waits(void *self, kvf_link_id link) {
+    return kvf_tx_waits(((handoff_node *)self)->tx, link);
+}
+static inline void handoff_on_device_lost(void *self, const char *text) {
+    handoff_node *n = self;
+    snprintf(n->lost, sizeof n->lost, "%s", text);
 }
 
 static inline void *handoff_zeroed(size_t size_bytes) {
@@ -130,12 +161,24 @@ static inline kvf_status handoff_open(handoff_node *n, const kvf_endpoint_option
     n->tx = kvf_tx_init(n->memory[2] = handoff_zeroed(kvf_tx_size(&tc)), &tc, n->kv);
     n->pages = n->memory[3] = handoff_zeroed((size_t)blocks * layers * page_bytes);
     kvf_endpoint_options o = *options;
-    o.callbacks = (kvf_endpoint_callbacks){
-        n, handoff_on_up, handoff_on_down, handoff_on_frame, handoff_on_page, handoff_on_landed, handoff_on_room};
+#ifdef KVF_TEST_LANES
+    if (n->device) {
+        free(n->memory[3]);
+        n->memory[3] = NULL;
+        n->pages = test_device_pool(n->device, blocks, layers, page_bytes);
+        o.device = &n->device->pages;
+    }
+#endif
+    o.callbacks = (kvf_endpoint_callbacks){n, handoff_on_up, handoff_on_down, handoff_on_frame, handoff_on_page,
+        handoff_on_landed, handoff_on_room, handoff_on_dropped, handoff_on_page_sent, handoff_waits,
+        handoff_on_device_lost};
     return kvf_endpoint_create(&o, &n->e, err);
 }
 static inline void handoff_close(handoff_node *n) {
     kvf_endpoint_destroy(n->e);
+#ifdef KVF_TEST_LANES
+    if (n->device) test_device_close(n->device);
+#endif
     for (int i = 0; i < 4; i++) free(n->memory[i]);
 }
 #endif

@@ -31,11 +31,17 @@ static const char *const golden[] = {
     /* GONE */ "0c0000000a010000d32cbe080300010000000000f7ffffff",
     /* CANCEL */ "080000000b0100005d0560b50300010000000000",
     /* RENEW */ "000000000c010000e1720fa4",
+    /* LANE */ "160000000d010000fc6022530100000004000000800000000600000068616e646c65",
+    /* BATCH */
+    "300000000e0100003cc5e3b607000000020000000300010000000000050000001d000000bebafeca0400010000000000060000000000000034"
+    "120000",
+    /* SLOT */ "080000000f010000689fed010700000002000000",
 };
-#define KINDS KVF_FRAME_RENEW
+#define KINDS KVF_FRAME_SLOT
 
 static kvf_frame frame_of(kvf_frame_kind kind) {
     static const kvf_page_name names[2] = {{5, 29}, {6, 0}};
+    static uint8_t batch[2 * KVF_FRAME_BATCH_PAGE_BYTES];
     const kvf_identity identity = {.wire_version = 1,
         .weights_hash = {0x1111, 0x2222},
         .tokenizer_hash = {0x3333, 0x4444},
@@ -100,6 +106,23 @@ static kvf_frame frame_of(kvf_frame_kind kind) {
         f.gone.reason = KVF_ERR_DEADLINE;
         break;
     case KVF_FRAME_RENEW: break;
+    case KVF_FRAME_LANE:
+        f.lane.step = KVF_LANE_OFFER;
+        f.lane.slots = 4;
+        f.lane.slot_pages = 128;
+        f.lane.bytes = (kvf_span){"handle", 6};
+        break;
+    case KVF_FRAME_BATCH:
+        f.batch.seq = 7;
+        f.batch.count = 2;
+        kvf_batch_page_put(batch, &(kvf_page_header){grant, 5, 29, 12288, 0xcafebabe});
+        kvf_batch_page_put(batch + KVF_FRAME_BATCH_PAGE_BYTES, &(kvf_page_header){grant + 1, 6, 0, 12288, 0x1234});
+        f.batch.pages = batch;
+        break;
+    case KVF_FRAME_SLOT:
+        f.slot.seq = 7;
+        f.slot.news = KVF_SLOT_FREE;
+        break;
     default: f.opened.grant = grant;
     }
     return f;
@@ -231,6 +254,54 @@ static void fields_out_of_bounds_are_refused_in_both_directions(void **state) {
     assert_int_equal(kvf_frame_measure(head, UINT32_MAX / 2, &kind, &whole), KVF_ERR_FORMAT);
 }
 
+static kvf_status reread(const kvf_frame *f, size_t change_at, uint32_t value, kvf_frame *out) {
+    static uint8_t bytes[KVF_FRAME_BYTES_MAX + 64];
+    size_t len = kvf_frame_encode(f, bytes, sizeof bytes);
+    assert_true(len > 0);
+    if (change_at) {
+        kvf_put_le32(bytes + change_at, value);
+        kvf_put_le32(bytes + 8, kvf_crc32c(kvf_crc32c(0, bytes, 8), bytes + 12, len - 12));
+    }
+    return kvf_frame_decode((kvf_span){bytes, len}, NULL, out);
+}
+
+static void frames_of_lanes_stay_within_their_bounds(void **state) {
+    static uint8_t pages[(KVF_FRAME_BATCH_MAX + 1) * KVF_FRAME_BATCH_PAGE_BYTES], small[64];
+    kvf_frame out, f = {.kind = KVF_FRAME_BATCH, .batch = {1, KVF_FRAME_BATCH_MAX, pages}};
+    kvf_page_header h = {9, 8, 7, 4096, 6}, got;
+    kvf_batch_page_put(pages + (KVF_FRAME_BATCH_MAX - 1) * KVF_FRAME_BATCH_PAGE_BYTES, &h);
+    assert_int_equal(reread(&f, 0, 0, &out), KVF_OK);
+    kvf_batch_page_get(&out, KVF_FRAME_BATCH_MAX - 1, 4096, &got);
+    assert_memory_equal(&got, &h, sizeof h);
+    assert_int_equal(reread(&f, 16, KVF_FRAME_BATCH_MAX - 1, &out), KVF_ERR_FORMAT); /* bytes are left */
+    assert_int_equal(reread(&f, 16, KVF_FRAME_BATCH_MAX + 1, &out), KVF_ERR_FORMAT);
+    assert_int_equal(reread(&f, 16, 0, &out), KVF_ERR_FORMAT);
+    f.batch.count = 0;
+    assert_int_equal(kvf_frame_encode(&f, small, sizeof small), 0);
+    f = frame_of(KVF_FRAME_LANE);
+    assert_int_equal(reread(&f, 12, 0, &out), KVF_ERR_FORMAT); /* no such step */
+    assert_int_equal(reread(&f, 12, KVF_LANE_NOT + 1, &out), KVF_ERR_FORMAT);
+    f.lane.bytes = (kvf_span){pages, KVF_FRAME_LANE_BYTES_MAX};
+    assert_int_equal(reread(&f, 0, 0, &out), KVF_OK);
+    f.lane.bytes.len_bytes++;
+    assert_int_equal(kvf_frame_encode(&f, pages, sizeof pages), 0);
+    f = frame_of(KVF_FRAME_SLOT);
+    assert_int_equal(reread(&f, 16, 0, &out), KVF_ERR_FORMAT);
+    assert_int_equal(reread(&f, 16, KVF_SLOT_FREE + 1, &out), KVF_ERR_FORMAT);
+    /* Lanes of HELLO and WELCOME: written only where there are any. */
+    f = frame_of(KVF_FRAME_HELLO);
+    size_t without = kvf_frame_encode(&f, pages, sizeof pages);
+    f.hello.lanes = 6;
+    assert_int_equal(kvf_frame_encode(&f, pages, sizeof pages), without + 4);
+    assert_int_equal(reread(&f, 0, 0, &out), KVF_OK);
+    assert_int_equal(out.hello.lanes, 6);
+    assert_int_equal(reread(&f, without, 0, &out), KVF_ERR_FORMAT);
+    f = frame_of(KVF_FRAME_WELCOME);
+    f.welcome.lanes = 4;
+    assert_int_equal(reread(&f, 0, 0, &out), KVF_OK);
+    assert_int_equal(out.welcome.lanes, 4);
+}
+
 static void an_unknown_reason_still_means_gone(void **state) {
     uint8_t bytes[64];
     kvf_frame f;
@@ -287,6 +358,7 @@ int main(void) {
         cmocka_unit_test(frames_are_read_back),
         cmocka_unit_test(spoilt_frames_are_refused),
         cmocka_unit_test(fields_out_of_bounds_are_refused_in_both_directions),
+        cmocka_unit_test(frames_of_lanes_stay_within_their_bounds),
         cmocka_unit_test(an_unknown_reason_still_means_gone),
         cmocka_unit_test(checks_bind_bytes_to_their_place),
         cmocka_unit_test(a_proof_depends_on_all_it_names),

@@ -1,5 +1,6 @@
 /* Both cores, both endpoints and every transport together: pages of several hand-offs at once arrive byte for byte,
- * layer by layer as they are "computed", over links that are cut in the middle. */
+ * layer by layer as they are "computed", over links that are cut in the middle. With KVF_TEST_LANES the pages of one
+ * side or both lie on the fake device, and go over every lane. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -37,6 +38,12 @@ static void fill(uint8_t *page, uint32_t handoff_index, uint32_t block, uint32_t
     for (uint32_t i = 0; i < PAGE_BYTES; i += 8)
         kvf_put_le64(page + i, kvf_rng_at(handoff_index, block * LAYERS + layer, i));
 }
+typedef struct {
+    const char *link; /* of the stream */
+    bool p_device, d_device, ipc, nccl;
+    const char *transport; /* as on_link_up calls it */
+} way;
+
 static void on_rx(void *self, const kvf_rx_act *a) {
     (void)self;
     if (a->kind != KVF_RX_COMMITTED) fail_msg("lost: %s", kvf_status_name(a->reason));
@@ -68,12 +75,13 @@ static void on_tx_end(void *self, const kvf_tx_act *a) {
     }
 }
 
-static void dial(const char *kind) {
+static void dial(const char *kind, const char *transport) {
     kvf_link_id link;
     const char *address = strcmp(kind, "loopback") == 0 ? "loopback:d1" : kvf_endpoint_address(w.d.e);
     const char *local = strcmp(kind, "shm") == 0 ? kvf_endpoint_local_address(w.d.e) : "";
     assert_int_equal(kvf_endpoint_connect(w.p.e, "d1", 22, address, local, kvf_os_host_id(), &link), KVF_OK);
     LOOP_UNTIL(w.base, w.p.link != KVF_LINK_NONE);
+    assert_string_equal(w.p.transport, transport);
 }
 static void audit(void) {
     kvf_error err;
@@ -115,7 +123,17 @@ static void compute_layer(uint32_t i) {
 
 static kvf_tls_store *tls;
 
-static void run(const char *kind, bool cuts) {
+#ifdef KVF_TEST_LANES
+static test_device *device_open(test_device *d, const way *how) {
+    test_device_open(d, how->ipc, how->nccl);
+    d->pages.slots = 3;
+    d->pages.slot_bytes = 8 * PAGE_BYTES;
+    return d;
+}
+#endif
+
+static void run(const way *how, bool cuts) {
+    const char *kind = how->link;
     memset(&w, 0, sizeof w);
     w.base = event_base_new();
     w.hub = kvf_loopback_create();
@@ -132,13 +150,21 @@ static void run(const char *kind, bool cuts) {
         .heartbeat_ns = KVF_NS_PER_S,
         .peer_timeout_ns = 60 * KVF_NS_PER_S,
         .loopback = w.hub};
-    assert_int_equal(handoff_open(&w.p, &o, POOL, BLOCKS, 8, 30 * KVF_NS_PER_S, &err), KVF_OK);
+#ifdef KVF_TEST_LANES
+    static test_device devices[2];
+    const uint32_t inflight = 3 * 8;
+    if (how->p_device) w.p.device = device_open(&devices[0], how);
+    if (how->d_device) w.d.device = device_open(&devices[1], how);
+#else
+    const uint32_t inflight = 8;
+#endif
+    assert_int_equal(handoff_open(&w.p, &o, POOL, BLOCKS, inflight, 30 * KVF_NS_PER_S, &err), KVF_OK);
     o.node = "d1";
     o.epoch = 22;
-    assert_int_equal(handoff_open(&w.d, &o, POOL, BLOCKS, 8, 0, &err), KVF_OK);
+    assert_int_equal(handoff_open(&w.d, &o, POOL, BLOCKS, inflight, 0, &err), KVF_OK);
     w.d.on_rx = on_rx;
     w.p.on_tx_end = on_tx_end;
-    dial(kind);
+    dial(kind, how->transport);
     for (uint32_t i = 0; i < HANDOFFS; i++) prepare(i);
     relink();
     for (uint32_t step = 0; step < HANDOFFS * LAYERS; step++) {
@@ -150,7 +176,7 @@ static void run(const char *kind, bool cuts) {
         kvf_endpoint_close(w.p.e, old);
         kvf_tx_on_link_down(w.p.tx, kvf_os_now_ns(), old);
         w.p.link = KVF_LINK_NONE;
-        dial(kind);
+        dial(kind, how->transport);
         relink();
     }
     LOOP_UNTIL(w.base, w.ends == HANDOFFS);
@@ -177,14 +203,22 @@ static void run(const char *kind, bool cuts) {
     event_base_free(w.base);
 }
 
-static void handoffs_over_loopback(void **state) { run("loopback", false); }
-static void handoffs_over_shm(void **state) { run("shm", false); }
-static void handoffs_over_tcp(void **state) { run("tcp", false); }
-static void handoffs_over_tls(void **state) { run("tls", false); }
-static void handoffs_over_loopback_with_cuts(void **state) { run("loopback", true); }
-static void handoffs_over_shm_with_cuts(void **state) { run("shm", true); }
-static void handoffs_over_tcp_with_cuts(void **state) { run("tcp", true); }
-static void handoffs_over_tls_with_cuts(void **state) { run("tls", true); }
+#ifdef KVF_TEST_LANES
+static const way ways[] = {{"shm", true, true, true, true, "cuda_ipc"}, {"tcp", true, true, false, true, "nccl"},
+    {"tls", true, true, false, true, "nccl"}, {"shm", true, true, false, false, "shm"},
+    {"tcp", true, true, false, false, "tcp"}, {"shm", true, false, true, true, "shm"},
+    {"tcp", true, false, true, true, "tcp"}, {"shm", false, true, true, true, "shm"},
+    {"tls", false, true, true, true, "tls"}};
+#else
+static const way ways[] = {{.link = "loopback", .transport = "loopback"}, {.link = "shm", .transport = "shm"},
+    {.link = "tcp", .transport = "tcp"}, {.link = "tls", .transport = "tls"}};
+#endif
+static void handoffs_over_every_way(void **state) {
+    for (size_t i = 0; i < KVF_COUNT_OF(ways); i++) run(&ways[i], false);
+}
+static void handoffs_over_every_way_with_cuts(void **state) {
+    for (size_t i = 0; i < KVF_COUNT_OF(ways); i++) run(&ways[i], true);
+}
 
 static certs folder;
 static int setup(void **state) {
@@ -203,14 +237,8 @@ static int teardown(void **state) {
 int main(void) {
     kvf_log_set_level(KVF_LOG_ERROR);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(handoffs_over_loopback),
-        cmocka_unit_test(handoffs_over_shm),
-        cmocka_unit_test(handoffs_over_tcp),
-        cmocka_unit_test(handoffs_over_loopback_with_cuts),
-        cmocka_unit_test(handoffs_over_shm_with_cuts),
-        cmocka_unit_test(handoffs_over_tcp_with_cuts),
-        cmocka_unit_test(handoffs_over_tls),
-        cmocka_unit_test(handoffs_over_tls_with_cuts),
+        cmocka_unit_test(handoffs_over_every_way),
+        cmocka_unit_test(handoffs_over_every_way_with_cuts),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
