@@ -206,13 +206,17 @@ static void ep_on_readable(void *self) {
     ep_leave(link);
 }
 
+void ep_tell_room(ep_link *link) {
+    const kvf_endpoint_callbacks *cb = &link->endpoint->options.callbacks;
+    if (kvf_endpoint_has_room(link->endpoint, link->id)) cb->on_room(cb->self, link->id);
+}
+
 static void ep_on_room(void *self) {
     ep_link *link = self;
-    const kvf_endpoint_callbacks *cb = &link->endpoint->options.callbacks;
     link->asked_room = false;
     ep_enter(link);
     if (link->lane) ep_lane_go_on(link->lane);
-    if (link->state == LINK_UP) cb->on_room(cb->self, link->id);
+    ep_tell_room(link);
     ep_leave(link);
 }
 

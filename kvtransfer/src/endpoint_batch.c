@@ -66,10 +66,9 @@ kvf_status kvf_endpoint_post_page(
 
 static void slot_free(ep_lane *l, ep_batch *b) {
     b->state = BATCH_FREE;
-    if (!l->link || !l->asked_room || l->link->state != LINK_UP) return;
-    const kvf_endpoint_callbacks *cb = &l->endpoint->options.callbacks;
+    if (!l->link || !l->asked_room) return;
     l->asked_room = false;
-    cb->on_room(cb->self, l->link_id);
+    ep_tell_room(l->link);
 }
 
 /* Of every page from `told` to `end`; a callback may end the link. */

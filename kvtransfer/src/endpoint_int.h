@@ -167,6 +167,7 @@ void ep_batches_post(kvf_endpoint *e);
 
 /* endpoint.c */
 bool ep_room_for(ep_link *link, size_t len_bytes); /* false: on_room is owed */
+void ep_tell_room(ep_link *link); /* on_room, if there is; else it is owed */
 void ep_soon(kvf_endpoint *e);
 void ep_enter(ep_link *link);
 void ep_leave(ep_link *link);

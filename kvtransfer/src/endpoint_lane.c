@@ -342,7 +342,7 @@ kvf_status ep_lanes_open(kvf_endpoint *e, kvf_error *err) {
     e->pool = lane_pool_create(d, page, d->slots, (uint32_t)pages, e->bell);
     e->ev_bell = event_new(e->options.base, e->bell, EV_READ | EV_PERSIST, on_bell, e);
     if (e->pool && e->ev_bell && event_add(e->ev_bell, NULL) == 0) return KVF_OK;
-    if (e->pool) lane_pool_destroy(e->pool, true);
+    if (e->pool) lane_pool_destroy(e->pool);
     if (e->ev_bell) event_free(e->ev_bell);
     close(e->bell);
     e->pool = NULL;
@@ -363,7 +363,6 @@ void ep_lanes_close(kvf_endpoint *e) {
             while (!ended && lane_take((*at)->work, &event)) {
                 heard = true;
                 ended = event.kind == LANE_ENDED;
-                e->lost |= event.kind == LANE_FAILED && event.lost;
             }
             if (ended)
                 lane_forget(at);
@@ -381,6 +380,6 @@ void ep_lanes_close(kvf_endpoint *e) {
             KVF_LOG_ERROR, component, "GPU %u: device work does not end, its memory is left behind", e->device.device);
         return; /* pool, bell and lanes stay: threads may still come back to them */
     }
-    lane_pool_destroy(e->pool, !e->lost);
+    lane_pool_destroy(e->pool);
     close(e->bell);
 }

@@ -299,17 +299,15 @@ lane_pool *lane_pool_create(
     return p;
 }
 
-void lane_pool_destroy(lane_pool *pool, bool device_works) {
+void lane_pool_destroy(lane_pool *pool) {
     if (!pool) return;
     const kvf_cuda_api *cuda = pool->device->cuda;
     for (lane_staging *s = pool->idle, *next; s; s = next) {
         next = s->next;
-        if (device_works) {
-            (void)cuda->memory_give(s->device);
-            (void)cuda->host_give(s->host);
-            (void)cuda->host_give(s->pages);
-            (void)cuda->host_give(s->crc);
-        }
+        (void)cuda->memory_give(s->device);
+        (void)cuda->host_give(s->host);
+        (void)cuda->host_give(s->pages);
+        (void)cuda->host_give(s->crc);
         free(s);
     }
     pthread_mutex_destroy(&pool->lock);

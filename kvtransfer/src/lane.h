@@ -40,7 +40,7 @@ typedef struct {
 /* bell: written to when there is news. */
 lane_pool *lane_pool_create(
     const kvf_page_device *device, uint32_t page_bytes, uint32_t slots, uint32_t slot_pages, int bell);
-void lane_pool_destroy(lane_pool *pool, bool device_works); /* every lane has been freed, or is left behind */
+void lane_pool_destroy(lane_pool *pool); /* every lane has been freed */
 
 lane *lane_create(lane_pool *pool, kvf_lane_kind kind, bool sends); /* NULL: no memory, or no thread */
 void lane_open(lane *l);

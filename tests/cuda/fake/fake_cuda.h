@@ -33,8 +33,9 @@ extern "C" {
 
 /* A fault of a call ("cudaMalloc", "ncclSend", ...) or of a queued operation ("copy", "kernel", "transfer").
  * FAIL: the nth call from now on answers `error` (an operation: makes it sticky). STICKY: the same, and so does every
- * later call. HANG: the nth call, or operation, returns only after fake_cuda_release. */
-typedef enum { FAKE_FAIL, FAKE_STICKY, FAKE_HANG } fake_fault_kind;
+ * later call. HANG: the nth call, or operation, returns only after fake_cuda_release. DIE: the process is killed there.
+ */
+typedef enum { FAKE_FAIL, FAKE_STICKY, FAKE_HANG, FAKE_DIE } fake_fault_kind;
 FAKE_API void fake_cuda_fault(const char *function, uint32_t nth, fake_fault_kind kind, int error);
 /* Lets everything that hangs go on; a call answers KVF_CUDA_UNKNOWN. */
 FAKE_API void fake_cuda_release(void);
@@ -48,6 +49,9 @@ typedef struct {
     int driver_number, runtime_number;
     uint64_t memory_bytes; /* of a device */
     uint32_t delay_us;
+    /* cudaFree and cudaIpcCloseMemHandle wait for no stream: for two nodes in one process, of which one must not wait
+     * for what the other does. Kept by fake_cuda_reset. */
+    bool free_at_once;
 } fake_cuda_settings;
 FAKE_API void fake_cuda_set(const fake_cuda_settings *settings);
 FAKE_API void fake_cuda_get(fake_cuda_settings *settings);

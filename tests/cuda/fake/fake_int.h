@@ -48,4 +48,10 @@ extern FAKE_API pthread_mutex_t fake_lock; /* fake_counted, memory, settings */
         int fault_ = fake_enter(__func__);                                                                             \
         if (fault_) return fault_;                                                                                     \
     } while (0)
+/* For calls that give something back: they do so on a broken device too, and answer its error. */
+#define FAKE_ENTER_TO_GIVE()                                                                                           \
+    int fault_ = fake_enter(__func__);                                                                                 \
+    do {                                                                                                               \
+        if (fault_ && !fake_is_broken()) return fault_;                                                                \
+    } while (0)
 #endif

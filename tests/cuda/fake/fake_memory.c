@@ -142,10 +142,16 @@ int cudaMalloc(void **out, size_t len_bytes) {
     return b ? 0 : fake_answer(KVF_CUDA_OUT_OF_MEMORY);
 }
 
+static void wait_as_free_does(void) {
+    fake_cuda_settings s;
+    fake_cuda_get(&s);
+    if (!s.free_at_once) fake_wait_device();
+}
+
 int cudaFree(void *memory) {
-    FAKE_ENTER();
-    if (!memory) return 0;
-    fake_wait_device();
+    FAKE_ENTER_TO_GIVE();
+    if (!memory) return fault_;
+    wait_as_free_does();
     pthread_mutex_lock(&fake_lock);
     block **link = block_at(memory);
     bool found = *link != NULL;
@@ -155,7 +161,7 @@ int cudaFree(void *memory) {
         block_give(link);
     }
     pthread_mutex_unlock(&fake_lock);
-    return found ? 0 : fake_answer(KVF_CUDA_INVALID_VALUE);
+    return found ? fault_ : fake_answer(KVF_CUDA_INVALID_VALUE);
 }
 
 int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
@@ -180,11 +186,11 @@ int cudaHostAlloc(void **out, size_t len_bytes, unsigned flags) {
     return 0;
 }
 int cudaFreeHost(void *memory) {
-    FAKE_ENTER();
-    if (!memory) return 0;
+    FAKE_ENTER_TO_GIVE();
+    if (!memory) return fault_;
     free(memory);
     FAKE_COUNT(host_allocations, -1u);
-    return 0;
+    return fault_;
 }
 int cudaHostRegister(void *memory, size_t len_bytes, unsigned flags) {
     FAKE_ENTER();
@@ -237,8 +243,8 @@ int cudaIpcOpenMemHandle(void **out, kvf_cuda_ipc_handle handle, unsigned flags)
 }
 
 int cudaIpcCloseMemHandle(void *memory) {
-    FAKE_ENTER();
-    fake_wait_device();
+    FAKE_ENTER_TO_GIVE();
+    wait_as_free_does();
     pthread_mutex_lock(&fake_lock);
     opened **link = &arena.foreign, *o;
     while (*link && (*link)->map != memory) link = &(*link)->next;
@@ -251,5 +257,5 @@ int cudaIpcCloseMemHandle(void *memory) {
     if (!o) return fake_answer(KVF_CUDA_INVALID_VALUE);
     munmap(o->map, o->len_bytes);
     free(o);
-    return 0;
+    return fault_;
 }

@@ -1,7 +1,9 @@
 /* fake_runtime.c - devices, versions, errors and planted faults of the fake CUDA runtime. */
 #include "fake_int.h"
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { RULES_MAX = 32 };
 typedef struct {
@@ -44,6 +46,8 @@ static void rules_from(const char *text) {
     for (; text && sscanf(text, "%47[^:,]:%u=%23[a-z0-9]%n", function, &nth, how, &used) == 3; text += used) {
         if (strcmp(how, "hang") == 0)
             add_rule(function, nth, FAKE_HANG, 0);
+        else if (strcmp(how, "die") == 0)
+            add_rule(function, nth, FAKE_DIE, 0);
         else if (strncmp(how, "sticky", 6) == 0)
             add_rule(function, nth, FAKE_STICKY, how[6] ? atoi(how + 6) : KVF_CUDA_ILLEGAL_ADDRESS);
         else
@@ -64,7 +68,8 @@ static void know(void) {
         .driver_number = (int)number_of("KVF_FAKE_CUDA_DRIVER", 13000),
         .runtime_number = (int)number_of("KVF_FAKE_CUDA_RUNTIME", 13000),
         .memory_bytes = number_of("KVF_FAKE_CUDA_MEMORY", 1ull << 30),
-        .delay_us = (uint32_t)number_of("KVF_FAKE_CUDA_DELAY_US", 0)};
+        .delay_us = (uint32_t)number_of("KVF_FAKE_CUDA_DELAY_US", 0),
+        .free_at_once = fake.settings.free_at_once};
     rules_from(getenv("KVF_FAKE_CUDA_FAULTS"));
 }
 
@@ -129,6 +134,7 @@ static int meet_rules(const char *name, bool operation) {
     for (uint32_t i = 0; i < fake.rules_count; i++) {
         rule *r = &fake.rules[i];
         if (strcmp(r->function, name) != 0 || ++r->seen != r->nth) continue;
+        if (r->kind == FAKE_DIE) kill(getpid(), SIGKILL);
         if (r->kind == FAKE_HANG) {
             uint32_t until = fake.releases + 1;
             fake.hanging++;

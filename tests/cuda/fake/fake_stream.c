@@ -141,7 +141,7 @@ static kvf_cuda_stream stream_hold(kvf_cuda_stream wanted) {
 }
 
 int cudaStreamDestroy(kvf_cuda_stream stream) {
-    FAKE_ENTER();
+    FAKE_ENTER_TO_GIVE();
     pthread_mutex_lock(&streams.lock);
     kvf_cuda_stream *link = &streams.all;
     while (*link && *link != stream) link = &(*link)->next;
@@ -155,7 +155,7 @@ int cudaStreamDestroy(kvf_cuda_stream stream) {
     pthread_mutex_unlock(&stream->lock);
     stream_let_go(stream);
     FAKE_COUNT(streams, -1u);
-    return 0;
+    return fault_;
 }
 
 static void stream_wait_all(kvf_cuda_stream s) {
@@ -315,10 +315,10 @@ int cudaEventCreateWithFlags(kvf_cuda_event *out, unsigned flags) {
     return 0;
 }
 int cudaEventDestroy(kvf_cuda_event event) {
-    FAKE_ENTER();
+    FAKE_ENTER_TO_GIVE();
     event_let_go(event);
     FAKE_COUNT(events, -1u);
-    return 0;
+    return fault_;
 }
 int cudaEventRecord(kvf_cuda_event event, kvf_cuda_stream stream) {
     FAKE_ENTER();
@@ -519,12 +519,12 @@ int cudaGraphLaunch(kvf_cuda_graph_exec exec, kvf_cuda_stream stream) {
     return fake_queue(stream, NULL, graph_run, graph_drop, g);
 }
 int cudaGraphDestroy(kvf_cuda_graph g) {
-    FAKE_ENTER();
+    FAKE_ENTER_TO_GIVE();
     graph_let_go(g);
-    return 0;
+    return fault_;
 }
 int cudaGraphExecDestroy(kvf_cuda_graph_exec exec) {
-    FAKE_ENTER();
+    FAKE_ENTER_TO_GIVE();
     graph_let_go((graph *)(void *)exec);
-    return 0;
+    return fault_;
 }

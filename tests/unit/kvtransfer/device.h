@@ -27,7 +27,8 @@ static inline void test_move_run(void *arg) {
     size_t len = m->device->page_bytes;
     for (uint32_t i = 0; i < m->count; i++) {
         uint8_t *slot = m->slot + i * len;
-        uint8_t *page = m->device->pool + ((size_t)m->pages[i].block * m->device->layers + m->pages[i].layer) * len;
+        size_t layer = m->pages[i].layer % m->device->layers;
+        uint8_t *page = m->device->pool + (m->pages[i].block * (size_t)m->device->layers + layer) * len;
         memcpy(m->packs ? slot : page, m->packs ? page : slot, len);
         m->crc[i] = kvf_crc32c(m->pages[i].seed, page, len);
     }
@@ -49,7 +50,11 @@ static inline void test_unpack(
 }
 
 static inline void test_device_open(test_device *d, bool ipc, bool nccl) {
+    fake_cuda_settings s;
     memset(d, 0, sizeof *d);
+    fake_cuda_get(&s);
+    s.free_at_once = true; /* a test has two nodes in one process */
+    fake_cuda_set(&s);
     fake_open(&d->cuda, &d->nccl);
     d->pages = (kvf_page_device){.cuda = &d->cuda,
         .nccl = nccl ? &d->nccl : NULL,
