@@ -7,8 +7,9 @@
 typedef struct lane_staging lane_staging;
 struct lane_staging {
     lane_staging *next;
+    /* Each may be missing: not needed yet, or there was no room for it. */
     uint8_t *device; /* [slots][slot_bytes] */
-    uint8_t *host; /* the same, pinned; only stream lanes have it */
+    uint8_t *host; /* the same, pinned */
     kvf_page_at *pages; /* [slots][slot_pages], pinned */
     uint32_t *crc;
 };

@@ -61,36 +61,40 @@ void lane_abort(lane *l) {
 }
 
 /* ---------------------------------------------------------------- making it */
-static lane_staging *staging_new(lane *l) {
-    const lane_pool *p = l->pool;
-    size_t pages = (size_t)p->slots * p->slot_pages;
-    lane_staging *s = calloc(1, sizeof *s);
-    if (!s) return NULL;
-    if (!CUDA(l, "cudaMalloc", memory_take((void **)&s->device, p->slots * p->slot_bytes)) ||
-        !CUDA(l, "cudaHostAlloc", host_take((void **)&s->pages, pages * sizeof *s->pages, KVF_CUDA_HOST_PORTABLE)) ||
-        !CUDA(l, "cudaHostAlloc", host_take((void **)&s->crc, pages * sizeof *s->crc, KVF_CUDA_HOST_PORTABLE))) {
-        const kvf_cuda_api *cuda = p->device->cuda;
-        (void)cuda->memory_give(s->device);
-        (void)cuda->host_give(s->pages);
-        free(s);
-        return NULL;
-    }
-    return s;
-}
+/* What a lane of this kind needs of a staging: its own slots, unless it packs into the peer's; pinned bytes of them. */
+static bool needs_device(const lane *l) { return l->kind != KVF_LANE_IPC || !l->sends; }
+static bool needs_host(const lane *l) { return l->kind == KVF_LANE_STREAM; }
 
+/* The one that lacks least comes first; what it lacks is taken now. */
 static bool staging_take(lane *l) {
     lane_pool *p = l->pool;
+    size_t pages = (size_t)p->slots * p->slot_pages, bytes = p->slots * p->slot_bytes;
     pthread_mutex_lock(&p->lock);
-    lane_staging **link = &p->idle;
-    while (l->kind == KVF_LANE_STREAM && *link && !(*link)->host && (*link)->next) link = &(*link)->next;
-    l->staging = *link;
-    if (*link) *link = (*link)->next;
+    lane_staging **best = &p->idle;
+    for (lane_staging **at = &p->idle; *at; at = &(*at)->next) {
+        bool fits = (!needs_device(l) || (*at)->device) && (!needs_host(l) || (*at)->host);
+        if (!fits) continue;
+        best = at;
+        break;
+    }
+    lane_staging *s = *best;
+    if (s) *best = s->next;
     pthread_mutex_unlock(&p->lock);
-    if (!l->staging) l->staging = staging_new(l);
-    if (!l->staging) return false;
-    if (l->kind != KVF_LANE_STREAM || l->staging->host) return true;
-    return CUDA(
-        l, "cudaHostAlloc", host_take((void **)&l->staging->host, p->slots * p->slot_bytes, KVF_CUDA_HOST_PORTABLE));
+    if (!s) s = calloc(1, sizeof *s);
+    if (!s) {
+        lane_fail(l, "staging", KVF_CUDA_OUT_OF_MEMORY, false);
+        return false;
+    }
+    l->staging = s; /* whatever becomes of it, lane_release gives it back */
+    if (needs_device(l) && !s->device && !CUDA(l, "cudaMalloc", memory_take((void **)&s->device, bytes))) return false;
+    if (needs_host(l) && !s->host &&
+        !CUDA(l, "cudaHostAlloc", host_take((void **)&s->host, bytes, KVF_CUDA_HOST_PORTABLE)))
+        return false;
+    if (!s->pages &&
+        !CUDA(l, "cudaHostAlloc", host_take((void **)&s->pages, pages * sizeof *s->pages, KVF_CUDA_HOST_PORTABLE)))
+        return false;
+    return s->crc ||
+           CUDA(l, "cudaHostAlloc", host_take((void **)&s->crc, pages * sizeof *s->crc, KVF_CUDA_HOST_PORTABLE));
 }
 
 static bool streams_make(lane *l) {
@@ -116,7 +120,7 @@ bool lane_do_open(lane *l) {
     if (!CUDA(l, "cudaSetDevice", device_set((int)p->device->device)) || !staging_take(l) || !streams_make(l))
         return false;
     for (uint32_t i = 0; i < p->slots; i++) {
-        l->slots[i].device = l->staging->device + i * p->slot_bytes;
+        l->slots[i].device = l->staging->device ? l->staging->device + i * p->slot_bytes : NULL;
         l->slots[i].view = (lane_view){.pages = l->staging->pages + (size_t)i * p->slot_pages,
             .crc = l->staging->crc + (size_t)i * p->slot_pages,
             .host = l->staging->host ? l->staging->host + i * p->slot_bytes : NULL};

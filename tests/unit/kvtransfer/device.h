@@ -5,13 +5,16 @@
 #include "fake_test.h"
 #include "kvf/hash.h"
 #include "kvf/lanes.h"
+#ifdef KVF_TEST_KERNELS
+#include "kvf/cuda_pages.h"
+#endif
 
 typedef struct test_device {
     kvf_cuda_api cuda;
     kvf_nccl_api nccl;
     kvf_page_device pages;
-    uint8_t *pool; /* [block][layer][page_bytes] */
-    uint32_t layers, page_bytes;
+    uint8_t *pool; /* [layer][block][page_bytes] */
+    uint32_t layers, blocks, page_bytes;
 } test_device;
 
 typedef struct {
@@ -28,7 +31,7 @@ static inline void test_move_run(void *arg) {
     for (uint32_t i = 0; i < m->count; i++) {
         uint8_t *slot = m->slot + i * len;
         size_t layer = m->pages[i].layer % m->device->layers;
-        uint8_t *page = m->device->pool + (m->pages[i].block * (size_t)m->device->layers + layer) * len;
+        uint8_t *page = m->device->pool + (layer * m->device->blocks + m->pages[i].block) * len;
         memcpy(m->packs ? slot : page, m->packs ? page : slot, len);
         m->crc[i] = kvf_crc32c(m->pages[i].seed, page, len);
     }
@@ -40,13 +43,36 @@ static inline void test_move_queue(void *self, const kvf_page_at *pages, uint32_
     *m = (test_move){self, pages, count, slot, crc, packs};
     (void)fake_cuda_enqueue(stream, test_move_run, free, m);
 }
+#ifdef KVF_TEST_KERNELS
+static inline kvf_cuda_pages test_pages(
+    const test_device *d, const kvf_page_at *pages, uint32_t count, uint8_t *slot, uint32_t *crc) {
+    _Static_assert(sizeof(kvf_page_at) == sizeof(kvf_cuda_page), "one layout");
+    return (kvf_cuda_pages){.pool = d->pool,
+        .layer_bytes = (size_t)d->blocks * d->page_bytes,
+        .page_bytes = d->page_bytes,
+        .slot = slot,
+        .pages = (const kvf_cuda_page *)(const void *)pages,
+        .count = count,
+        .crc = crc};
+}
+#endif
 static inline void test_pack(
     void *self, const kvf_page_at *pages, uint32_t count, uint8_t *slot, uint32_t *crc, kvf_cuda_stream stream) {
+#ifdef KVF_TEST_KERNELS
+    kvf_cuda_pages a = test_pages(self, pages, count, slot, crc);
+    kvf_cuda_pages_pack(&a, stream);
+#else
     test_move_queue(self, pages, count, slot, crc, stream, true);
+#endif
 }
 static inline void test_unpack(
     void *self, const kvf_page_at *pages, uint32_t count, uint8_t *slot, uint32_t *crc, kvf_cuda_stream stream) {
+#ifdef KVF_TEST_KERNELS
+    kvf_cuda_pages a = test_pages(self, pages, count, slot, crc);
+    kvf_cuda_pages_unpack(&a, stream);
+#else
     test_move_queue(self, pages, count, slot, crc, stream, false);
+#endif
 }
 
 static inline void test_device_open(test_device *d, bool ipc, bool nccl) {
@@ -66,6 +92,7 @@ static inline void test_device_open(test_device *d, bool ipc, bool nccl) {
 static inline uint8_t *test_device_pool(test_device *d, uint32_t blocks, uint32_t layers, uint32_t page_bytes) {
     void *memory = NULL;
     d->layers = layers;
+    d->blocks = blocks;
     d->page_bytes = page_bytes;
     if (d->cuda.memory_take(&memory, (size_t)blocks * layers * page_bytes)) abort();
     return d->pool = memory;

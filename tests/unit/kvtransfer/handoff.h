@@ -17,7 +17,7 @@ typedef struct {
     kvf_rx *rx;
     kvf_tx *tx;
     kvf_endpoint *e;
-    uint8_t *pages; /* [block][layer][page_bytes] */
+    uint8_t *pages; /* [layer][block][page_bytes] */
     uint32_t blocks, layers, page_bytes;
     kvf_link_id link; /* KVF_LINK_NONE: down */
     uint8_t nonces[256][16]; /* by slot of the link */
@@ -32,7 +32,7 @@ typedef struct {
 } handoff_node;
 
 static inline uint8_t *handoff_page(const handoff_node *n, kvf_block_id block, uint32_t layer) {
-    return n->pages + ((size_t)block.index * n->layers + layer) * n->page_bytes;
+    return n->pages + ((size_t)layer * n->blocks + block.index) * n->page_bytes;
 }
 static inline bool handoff_room(void *self, kvf_link_id link) {
     return kvf_endpoint_has_room(((handoff_node *)self)->e, link);
