@@ -26,6 +26,7 @@ typedef struct {
     void *self;
     void *memory[4];
     uint32_t downs;
+    kvf_status reason; /* of the last one */
     test_device *device; /* NULL: pages in memory of the host */
     char lost[256]; /* on_device_lost */
     char transport[16]; /* of the last link that we made */
@@ -77,9 +78,9 @@ static inline void handoff_on_down(
     void *self, kvf_link_id link, const char *peer, kvf_status reason, const char *text) {
     handoff_node *n = self;
     (void)peer;
-    (void)reason;
     (void)text;
     n->downs++;
+    n->reason = reason;
     kvf_rx_on_link_down(n->rx, kvf_os_now_ns(), link);
     kvf_tx_on_link_down(n->tx, kvf_os_now_ns(), link);
     if (n->link == link) n->link = KVF_LINK_NONE;

@@ -512,6 +512,7 @@ static void slots_that_are_overrun_and_sizes_that_differ_end_the_link(void **sta
             (void)s.device->nccl.send(s.memory, 3 * PAGE_BYTES, KVF_NCCL_BYTES, 1, s.comm, s.stream);
         }
         LOOP_UNTIL(base, t.d.downs == 1);
+        assert_int_equal(t.d.reason, how < 4 ? KVF_ERR_FORMAT : KVF_ERR_IO);
         assert_string_equal(t.d.lost, "");
         stranger_close(&s);
         loop_rounds(base, 20);
@@ -528,6 +529,7 @@ static void a_send_that_never_comes_is_given_up(void **state) {
     stranger_pair(&s, &t);
     stranger_batch(&s, 0, 4);
     LOOP_UNTIL(base, t.d.downs == 1);
+    assert_int_equal(t.d.reason, KVF_ERR_DEADLINE);
     stranger_close(&s);
     pair_link(&t);
     ship_begin(&t);
