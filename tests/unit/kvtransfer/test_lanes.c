@@ -146,13 +146,15 @@ static void send_from(pair *t) {
     }
     kvf_tx_set_link(t->p.tx, kvf_os_now_ns(), t->tx, t->p.link, t->p.nonces[t->p.link & 0xff]);
 }
-/* Layer by layer, with turns of the loop between them. */
+/* Layer by layer, a few blocks at a time, with turns of the loop between them. */
 static void compute(pair *t) {
     for (uint32_t l = 0; l < LAYERS; l++) {
         for (uint32_t b = 0; b < BLOCKS; b++) fill(handoff_page(&t->p, t->source[b], l), t->serial, b, l);
-        kvf_tx_pages_ready(t->p.tx, t->tx, 0, BLOCKS, l);
-        handoff_pump(&t->p);
-        loop_rounds(t->base, 2);
+        for (uint32_t b = 0; b < BLOCKS; b += 4) {
+            kvf_tx_pages_ready(t->p.tx, t->tx, b, 4, l);
+            handoff_pump(&t->p);
+            loop_rounds(t->base, 2);
+        }
     }
     kvf_tx_finish(t->p.tx, kvf_os_now_ns(), t->tx, (kvf_span){"first", 5});
     handoff_pump(&t->p);
