@@ -24,6 +24,7 @@ static const uint8_t secret[16] = {4, 2};
 typedef struct {
     struct event_base *base;
     const char *kind; /* "cuda_ipc", "nccl", "shm", "tcp" */
+    uint32_t slots;
     char names[2][8];
     handoff_node p, d;
     test_device devices[2];
@@ -77,7 +78,7 @@ static bool is(const pair *t, const char *kind) { return strcmp(t->kind, kind) =
 static test_device *device_of(pair *t, int side) {
     test_device *d = &t->devices[side];
     test_device_open(d, is(t, "cuda_ipc"), is(t, "nccl"));
-    d->pages.slots = SLOTS;
+    d->pages.slots = t->slots;
     d->pages.slot_bytes = SLOT_PAGES * PAGE_BYTES;
     d->pages.stall_ns = 200 * KVF_NS_PER_MS;
     d->pages.setup_ns = 400 * KVF_NS_PER_MS;
@@ -91,15 +92,19 @@ static void node_open(pair *t, int side, uint64_t epoch, kvf_time_ns relink_ns) 
     n->on_rx = on_rx;
     n->on_tx_end = on_tx_end;
     kvf_endpoint_options o = options_of(t, t->names[side], epoch);
-    if (handoff_open(n, &o, POOL, BLOCKS, SLOTS * SLOT_PAGES, relink_ns, &err) != KVF_OK) fail_msg("%s", err.message);
-    assert_int_equal(kvf_endpoint_pages_held(n->e), SLOTS * SLOT_PAGES);
+    if (handoff_open(n, &o, POOL, BLOCKS, t->slots * SLOT_PAGES, relink_ns, &err) != KVF_OK)
+        fail_msg("%s", err.message);
+    assert_int_equal(kvf_endpoint_pages_held(n->e), t->slots * SLOT_PAGES);
 }
-static void pair_open(pair *t, const char *kind, struct event_base *base, int index) {
-    *t = (pair){.base = base, .kind = kind};
+static void pair_open_slots(pair *t, const char *kind, struct event_base *base, int index, uint32_t slots) {
+    *t = (pair){.base = base, .kind = kind, .slots = slots};
     snprintf(t->names[0], sizeof t->names[0], "p%d", index);
     snprintf(t->names[1], sizeof t->names[1], "d%d", index);
     node_open(t, 0, 11, 30 * KVF_NS_PER_S);
     node_open(t, 1, 22, 0);
+}
+static void pair_open(pair *t, const char *kind, struct event_base *base, int index) {
+    pair_open_slots(t, kind, base, index, SLOTS);
 }
 static void pair_dial(pair *t) {
     kvf_link_id link;
@@ -207,7 +212,8 @@ static void a_handoff_takes_few_transfers_however_its_layers_come(void **state) 
         struct event_base *base = event_base_new();
         pair t;
         fake_cuda_counts before, after;
-        pair_open(&t, kinds[i], base, 1);
+        /* So many slots that nothing is gathered for want of one. */
+        pair_open_slots(&t, kinds[i], base, 1, 8);
         pair_link(&t);
         assert_string_equal(t.p.transport, kinds[i]);
         for (int n = 0; n < 5; n++) {
@@ -545,7 +551,7 @@ static void a_send_that_never_comes_is_given_up(void **state) {
 /* argv: kind, address, local address, grant, serial. Sends the pages and ends well, or is killed on the way. */
 static int child_main(char **argv) {
     static pair t;
-    t = (pair){.base = event_base_new(), .kind = argv[2], .serial = strtoull(argv[6], NULL, 10)};
+    t = (pair){.base = event_base_new(), .kind = argv[2], .slots = SLOTS, .serial = strtoull(argv[6], NULL, 10)};
     snprintf(t.names[0], sizeof t.names[0], "p1");
     node_open(&t, 0, 100 + t.serial, 0);
     fake_cuda_settings s;
@@ -598,7 +604,7 @@ static void a_peer_that_dies_anywhere_costs_its_link_only(void **state) {
         {"tcp", "copy:4=die"}};
     for (size_t i = 0; i < KVF_COUNT_OF(deaths); i++) {
         struct event_base *base = event_base_new();
-        pair t = {.base = base, .kind = deaths[i].kind, .names = {"p1", "d1"}};
+        pair t = {.base = base, .kind = deaths[i].kind, .slots = SLOTS, .names = {"p1", "d1"}};
         node_open(&t, 1, 22, 0);
         offer(&t);
         int status = child_end(&t, child_start(&t, deaths[i].faults));
