@@ -223,7 +223,8 @@ static bool lane_step(lane *l) {
             break;
         }
         if (running) {
-            wait_a_little(l);
+            if (!l->woken) wait_a_little(l);
+            l->woken = false;
             break;
         }
         pthread_cond_wait(&l->moved, &l->lock);

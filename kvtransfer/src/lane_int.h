@@ -42,6 +42,7 @@ struct lane {
     pthread_mutex_t lock; /* all that follows, but what only the thread touches */
     pthread_cond_t moved;
     bool open_wanted, join_wanted, closing, broken, lost_told, rescued;
+    bool woken; /* work has ended since the thread looked last */
     kvf_time_ns order_ns, closing_ns;
     uint8_t join_bytes[LANE_BYTES_MAX];
     uint64_t turns, stride_bytes;

@@ -201,6 +201,7 @@ bool lane_do_join(lane *l) {
 static void wake(void *self) {
     lane *l = self;
     pthread_mutex_lock(&l->lock);
+    l->woken = true;
     pthread_cond_signal(&l->moved);
     pthread_mutex_unlock(&l->lock);
 }

@@ -11,7 +11,11 @@
 #include "device.h"
 #endif
 
+#ifdef KVF_TEST_LANES
+enum { PAGE_BYTES = 12288, PAGES = 3000 };
+#else
 enum { PAGE_BYTES = 12288, PAGES = 10000 };
+#endif
 static const kvf_identity model = {.wire_version = KVF_WIRE_VERSION,
     .weights_hash = {1, 2},
     .tokenizer_hash = {3, 4},
@@ -94,7 +98,7 @@ static void on_frame(void *self, kvf_link_id link, const kvf_frame *f) {
     if (f->kind == KVF_FRAME_COMMIT) memcpy(n->payload, f->commit.payload.data, f->commit.payload.len_bytes);
 }
 #ifdef KVF_TEST_LANES
-enum { POOL_BLOCKS = 64 };
+enum { POOL_BLOCKS = 256 };
 static uint8_t *pool_page(const node *n, uint32_t block, uint32_t layer) {
     (void)layer; /* one page for each block is enough here */
     return n->device.pool + (size_t)(block % POOL_BLOCKS) * PAGE_BYTES;
@@ -181,7 +185,7 @@ static void node_start(node *n, const kvf_endpoint_options *given) {
     if (n->has_device) {
         test_device_open(&n->device, strcmp(kind_of_node, "cuda_ipc") == 0, strcmp(kind_of_node, "nccl") == 0);
         (void)test_device_pool(&n->device, POOL_BLOCKS, 1, PAGE_BYTES);
-        n->device.pages.slot_bytes = 10 * PAGE_BYTES;
+        n->device.pages.slot_bytes = 40 * PAGE_BYTES;
         o->device = &n->device.pages;
         o->callbacks.on_dropped = on_dropped;
         o->callbacks.on_page_sent = on_page_sent;

@@ -67,7 +67,7 @@ static void frames_arrive_as_they_were_said(void **state) {
     }
 }
 
-static void ten_thousand_pages_arrive_whole_and_in_order(void **state) {
+static void thousands_of_pages_arrive_whole_and_in_order(void **state) {
     FOR_ALL(kind) {
         world_pair(&w, kind);
         static uint8_t page[PAGE_BYTES];
@@ -654,7 +654,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_sides_learn_the_same_of_a_link),
         cmocka_unit_test(frames_arrive_as_they_were_said),
-        cmocka_unit_test(ten_thousand_pages_arrive_whole_and_in_order),
+        cmocka_unit_test(thousands_of_pages_arrive_whole_and_in_order),
         cmocka_unit_test(pairs_that_do_not_fit_are_refused_with_both_values),
         cmocka_unit_test(unequal_numerics_pair_only_where_both_allow_it),
         cmocka_unit_test(another_node_or_an_older_epoch_is_refused),
