@@ -128,6 +128,7 @@ static test_device *device_open(test_device *d, const way *how) {
     test_device_open(d, how->ipc, how->nccl);
     d->pages.slots = 3;
     d->pages.slot_bytes = 8 * PAGE_BYTES;
+    d->pages.stall_ns = 60 * KVF_NS_PER_S; /* emulated kernels, busy machines */
     return d;
 }
 #endif
