@@ -213,7 +213,7 @@ void node_flush_tokens(kvf_node *n); /* what is unsent: PROMPT_LOGPROBS, then on
 void node_resend_tokens(kvf_node *n, uint32_t session);
 void node_ack_tokens(kvf_node *n, uint32_t session, uint64_t number);
 bool node_outbox_full(const kvf_node *n, uint32_t session, uint32_t items);
-void node_drop_tokens(kvf_node *n, uint32_t session, kvf_request_id id); /* of a request the router no longer wants */
+void node_drop_tokens(kvf_node *n, uint32_t session, kvf_request_id id, uint32_t attempt); /* which nobody wants now */
 void node_publish(kvf_node *n); /* block events and, when due, status to every session that is up */
 void node_send_status(kvf_node *n, uint32_t session);
 void node_say_prefilling(kvf_node *n, uint32_t session); /* when it is due */

@@ -267,13 +267,14 @@ void node_ack_tokens(kvf_node *n, uint32_t session, uint64_t number) {
     }
 }
 
-/* Keeps the order of the others. Only used for requests that a reconnecting router has not listed. */
-void node_drop_tokens(kvf_node *n, uint32_t session, kvf_request_id id) {
+/* Keeps the order of the others. Only used for attempts that a reconnecting router has not listed: it may follow the
+ * one before, whose tokens stay. */
+void node_drop_tokens(kvf_node *n, uint32_t session, kvf_request_id id, uint32_t attempt) {
     node_session *s = &n->sessions[session];
     uint32_t kept = 0, kept_sent = 0;
     for (uint32_t i = 0; i < s->out_count; i++) {
         out_item *from = out_at(n, session, i), *to = out_at(n, session, kept);
-        if (kvf_request_id_equal(from->item.request, id)) {
+        if (from->item.attempt == attempt && kvf_request_id_equal(from->item.request, id)) {
             s->score_runs -= from->run_begins;
             continue;
         }

@@ -103,7 +103,7 @@ static void on_hello(kvf_node *n, uint32_t session, const kvf_rmsg *m) {
     for (uint32_t i = 0; i < n->config.requests_max; i++) {
         node_req *r = &n->reqs[i];
         if (r->state == REQ_FREE || r->ending || r->session != session || listed(m, r) || MUTANT(1)) continue;
-        node_drop_tokens(n, session, r->id);
+        node_drop_tokens(n, session, r->id, r->attempt);
         node_release(n, r);
     }
     node_resend_tokens(n, session);

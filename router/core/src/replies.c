@@ -223,6 +223,12 @@ static void on_shipped(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *
             rt_request_heard(r, q);
             return;
         }
+        /* Whoever ended the grant says so; and it may have been committed: a Prefill that was said again, its Shipped
+         * being lost with a session, finds that D has begun. */
+        if (msg->shipped.result == KVF_ERR_GONE) {
+            rt_leg_verify(r, s);
+            return;
+        }
         rt_leg_failed(r, s,
             &(rt_failure){.what = RT_STRAY,
                 .link = true,
@@ -292,6 +298,11 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
     }
     /* A Reserve that was lost with a session: the node says so after the Welcome, at which it was said again. */
     if (from_decode && rt_answers_reserve(l) && msg->failed.reason == KVF_ERR_GONE) return;
+    /* The prefill node meets the same and says so; or it has ended the hand-off because its token was the last one. */
+    if (from_decode && l->state == RT_LEG_PREFILLING && msg->failed.reason == KVF_ERR_GONE) {
+        rt_leg_verify(r, s);
+        return;
+    }
     bool link = stage == KVF_STAGE_TRANSFER && l->prefill != RT_NONE;
     if (link) rt_pair_failed(r, l->prefill, l->decode, "a hand-off failed");
     if (from_decode)

@@ -316,6 +316,34 @@ static void a_lost_router_gives_everything_back_after_its_grace(void **state) {
     rig_check_at_rest(&R);
 }
 
+/* The router follows attempt 1, the node has the Reserve of attempt 2: that one goes, the words of the first do not. */
+static void tokens_of_the_attempt_that_is_followed_stay(void **state) {
+    R.auto_ack = false;
+    kvf_work w = rig_work(1, prompt, 40, 5);
+    rig_ship(&R, &w);
+    R.hold_steps = true;
+    kvf_work again = w;
+    again.attempt = 2;
+    rig_reserve(&R, &again);
+    uint32_t granted = rig_count(&R, RIG_D, KVF_N_GRANTED);
+    kvf_node_on_session_down(R.node[RIG_D], R.now, 0);
+    R.log_count = 0; /* nothing has reached it */
+    kvf_rmsg m = {.kind = KVF_R_HELLO};
+    kvf_live live = {.request = w.request, .attempt = 1, .index = 0, .next_position = 40};
+    memcpy(m.hello.router, "r0", 3);
+    m.hello.router_epoch = 7;
+    m.hello.live = &live;
+    m.hello.live_count = 1;
+    R.auto_ack = true;
+    rig_send(&R, RIG_D, &m);
+    assert_int_equal(granted, 2);
+    assert_int_equal(rig_count(&R, RIG_D, KVF_N_FAILED), 0);
+    expect_output(w.request, 0, prompt, 40, 5);
+    kvf_rmsg ack = {.kind = KVF_R_ACK, .ack.number = 1};
+    rig_send(&R, RIG_P, &ack);
+    rig_check_at_rest(&R);
+}
+
 static void a_new_epoch_of_a_router_ends_the_old_ones_requests(void **state) {
     R.hold_steps = true;
     kvf_work w = rig_work(1, prompt, 40, 50);
@@ -714,6 +742,7 @@ int main(void) {
         T(what_can_never_fit_is_refused_and_what_fits_later_waits),
         T(a_full_pool_preempts_and_loses_nothing),
         T(a_lost_router_gives_everything_back_after_its_grace),
+        T(tokens_of_the_attempt_that_is_followed_stay),
         T(a_new_epoch_of_a_router_ends_the_old_ones_requests),
         T(a_deadline_is_kept_without_new_work),
         T(a_grant_expires_once_its_router_is_gone),

@@ -667,6 +667,34 @@ static void prefill_lost_with_its_session(void **state) {
     bench_close(&b);
 }
 
+/* Word that a grant is gone is no failure while its prefill node is at it: the decode node may have begun, or the
+ * prefill node may have ended the request. Who stays silent is asked. */
+static void a_grant_that_is_gone(void **state) {
+    (void)state;
+    for (int from_decode = 0; from_decode < 2; from_decode++) {
+        bench b;
+        two_nodes(&b);
+        bench_action reserve, prefill;
+        to_prefill(&b, 40, 1, &reserve, &prefill);
+        const kvf_work *w = &reserve.m.reserve;
+        bench_forget(&b);
+        if (from_decode) {
+            kvf_nmsg m = {.kind = KVF_N_FAILED, .request = w->request, .attempt = 1};
+            m.failed.stage = KVF_STAGE_DECODE;
+            m.failed.reason = KVF_ERR_GONE;
+            m.failed.retryable = true;
+            bench_say(&b, D, &m);
+            assert_int_equal(bench_count_sent(&b, D, KVF_R_RESERVE), 0);
+        }
+        bench_shipped(&b, P, w, KVF_ERR_GONE);
+        assert_int_equal(bench_count_sent(&b, D, KVF_R_RESERVE), 0);
+        bench_at(&b, b.now + RT_PROBE_NS);
+        assert_int_equal(bench_one(&b, KVF_R_RESERVE)->m.reserve.attempt, 2);
+        assert_int_equal(bench_count(&b, KVF_ROUTER_FAILED), 0);
+        bench_close(&b);
+    }
+}
+
 /* A node may have handed a request back while its session was down; tokens that it says again prove nothing. */
 static void silent_after_reconnect(void **state) {
     (void)state;
@@ -757,6 +785,7 @@ int main(void) {
         cmocka_unit_test(refused_for_now), cmocka_unit_test(queued_moves), cmocka_unit_test(handed_back),
         cmocka_unit_test(link_fails), cmocka_unit_test(already_started), cmocka_unit_test(already_started_too_far),
         cmocka_unit_test(said_again), cmocka_unit_test(silent_after_reconnect),
-        cmocka_unit_test(prefill_lost_with_its_session), cmocka_unit_test(choices_split)};
+        cmocka_unit_test(prefill_lost_with_its_session), cmocka_unit_test(a_grant_that_is_gone),
+        cmocka_unit_test(choices_split)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
