@@ -27,6 +27,12 @@
 #ifndef GROW
 #define GROW 0 /* 1: the last token needs a block that nobody booked */
 #endif
+#ifndef SUSPECTS
+#define SUSPECTS 0 /* 1: steps of a prefill engine begin and end, Prefilling names them, deaths count (router/core suspects.c); 0: they stray */
+#endif
+#ifndef POISON
+#define POISON 0 /* 1: an engine that is at the first block of request 0 dies of it */
+#endif
 #ifndef FAULTS
 #define FAULTS 1 /* in all, of the kinds below */
 #endif
@@ -85,6 +91,7 @@ c_decl { \#include "planted.h"
 #define M_PREEMPTED 13
 #define M_SHIPPED 14
 #define M_REFUSED 15
+#define M_PREFILLING 16
 #define WHY_GONE 1
 #define WHY_AGAIN 2
 #define WHY_LOST 3
@@ -97,11 +104,6 @@ c_decl { \#include "planted.h"
 #define F_COMMITTED 6
 #define F_MISSING 7
 #define F_GONE 8
-
-#define END_FINISHED 1
-#define END_CANCELLED 2
-#define END_FAILED 3
-#define END_ROUTER 4
 
 #define MOVE(from, to, event)
 #define STATE(n) B_##n,
@@ -130,7 +132,8 @@ chan toR[NN] = [SC] of { byte, byte, byte, byte };
 chan pd[NQ * 2] = [LC] of { byte, byte, byte, byte }; /* two connections of a pair: the live one and the one before */
 chan dp[NQ] = [LC] of { byte, byte, byte };
 
-byte faults, costs, cancels, ended; /* costs: what broke so far and may cost an attempt; a session that is back in time may not */
+byte faults, cancels, ended;
+byte slack[NREQ]; /* how many attempts more may be lost: what broke so far, but no session that is back in time; counted up to 3 */
 
 bool alive[NN] = true;
 byte epoch[NN];
@@ -144,7 +147,8 @@ bool rWel[NN], rLost[NN];
 byte rEpoch[NN] = NONE;
 mtype rS[NREQ];
 byte rAtt[NREQ], rLast[NREQ], rOld[NREQ], rD[NREQ] = NONE, rP[NREQ] = NONE, rGid[NREQ], rMis[NREQ], rOut[NREQ], rBase[NREQ];
-byte rFail[NREQ], rHand[NREQ], rEnd[NREQ];
+byte rFail[NREQ], rHand[NREQ];
+bool rEnd[NREQ];
 bool rTold[NREQ], rPtold[NREQ], rShip[NREQ], rUnv[NREQ], rProg[NREQ];
 
 /* decode node d, request r: i = d * NREQ + r */
@@ -157,7 +161,6 @@ byte dSerial[ND], dBook[ND];
 short dCom[ND]; /* grants that were committed, by bit: the tombstones */
 mtype kS[ND * DPOOL];
 byte kPin[ND * DPOOL], kUse[ND * DPOOL], kName[ND * DPOOL], kC[ND * DPOOL * LAYERS];
-bool kGen[ND * DPOOL], kGhost[ND * DPOOL];
 /* the landing copy under way, and the engine step under way */
 byte lR[ND], lBlk[ND], lPg[ND], lC[ND], lGid[ND];
 byte sR[ND], sBase[ND], sB0[ND], sB1[ND], sB2[ND];
@@ -170,6 +173,31 @@ bool pSaid[PI], pHad[PI]; /* Commit said; had a link */
 byte fR[NP], fPg[NP], fLink[NP], fGid[NP], fD[NP], fC[NP]; /* the page being sent */
 bool fValid[NP];
 
+#if SUSPECTS
+byte eAtt[PI], ePg[PI]; /* attempt that is in the step of engine p, 0: none; the block it is at */
+bool pAlone[PI]; /* said with its Prefill: nobody shares its steps */
+byte rNote[PI], rNoteAtt[PI]; /* 1 + block of request r that p's last Prefilling named */
+byte rDeaths[NREQ], rPlace[NREQ]; /* deaths that count, and the place all of them were at */
+bool rRuns[NREQ]; /* Started was heard of this attempt */
+byte truth[NREQ]; /* deaths that could have been its own, up to 3: what those that count are judged by */
+byte kills; /* engines that died of the poison */
+hidden byte old[NREQ], oldAtt[NREQ];
+#define DEATHS(r) rDeaths[r]
+#define RUNS(r, yes) rRuns[r] = yes
+#if NP == 1
+#define NO_NOTE(r) rNote[r] = 0; rNoteAtt[r] = 0
+#else
+#define NO_NOTE(r) rNote[r] = 0; rNoteAtt[r] = 0; rNote[NREQ + (r)] = 0; rNoteAtt[NREQ + (r)] = 0
+#endif
+#define CLEARED(r) rDeaths[r] = 0; rPlace[r] = 0; NO_NOTE(r)
+#define LAST_ONE(r) ((rDeaths[r] > 0 && rFail[r] + rDeaths[r] + 1 >= ATTEMPTS_MAX && OK(41)) -> 64 : 0) /* mutant 41: the last attempt shares its steps */
+#define ITS_OWN(r) truth[r] = (truth[r] < 3 -> truth[r] + 1 : 3)
+#else
+#define DEATHS(r) 0
+#define RUNS(r, yes) skip
+#define CLEARED(r) skip
+#define LAST_ONE(r) 0
+#endif
 hidden byte t, k, x, y, r, a, i, j, b, n, m, q, c, u, v;
 hidden int room;
 hidden byte flag, good, listed, back, same;
@@ -225,6 +253,14 @@ inline leg_move(req, dest) {
 }
 #undef MOVE
 
+#define MORE(r) slack[r] = (rEnd[r] == 0 && slack[r] < 3 -> slack[r] + 1 : slack[r])
+#if NREQ == 1
+#define COST MORE(0)
+#elif NREQ == 2
+#define COST MORE(0); MORE(1)
+#else
+#define COST MORE(0); MORE(1); MORE(2)
+#endif
 inline flush4(ch) {
   do
   :: len(ch) > 0 -> ch ? _, _, _, _
@@ -238,9 +274,11 @@ inline flush3(ch) {
   :: else -> break
   od
 }
+/* Of a request that has ended the router hears only what makes it say Cancel (late): all else is dropped here at once. */
+#define HEARD(kind, key) (rEnd[(key) / 16] == 0 || kind == M_WELCOME || kind == M_GRANTED || kind == M_QUEUED || kind == M_STARTED || kind == M_PREFILLING)
 inline say(node, kind, key, one, two) {
   if
-  :: nodeUp[node] && up[node] -> toR[node] ! kind, key, one, two
+  :: nodeUp[node] && up[node] && HEARD(kind, key) -> toR[node] ! kind, key, one, two
   :: else /* it was cut: the node does not know yet, its words are lost */
   fi
 }
@@ -250,12 +288,7 @@ inline free_block(blk) {
   block_move(blk, B_FREE);
   kName[blk] = 0;
   for (v : 0 .. LAYERS - 1) { kC[(blk) * LAYERS + v] = 0; } /* whoever still reads it finds nothing of his */
-  kGhost[blk] = !kGhost[blk];
-  if
-  :: OK(9) -> kGen[blk] = !kGen[blk]
-  :: else /* mutant: generation not bumped */
-  fi;
-  assert(kGen[blk] == kGhost[blk]) /* I3 */
+  assert(OK(9)) /* I3: its generation changes with it; nobody here reads one, so a parity would only double the states. Mutant 9: it does not */
 }
 inline settle_block(blk) {
   if
@@ -287,13 +320,13 @@ inline check_room(d) {
   count_room(d);
   assert(room >= 0) /* I1 */
 }
-/* Spends one booked unit; c: the block. */
-inline take(d) {
+/* Spends one booked unit; c: the block. Which of the free ones is nobody's business: block `near`, so that states differ in no names. */
+inline take(d, near) {
   assert(dBook[d] > 0);
   c = NONE;
   for (u : d * DPOOL .. d * DPOOL + DPOOL - 1) {
     if
-    :: kS[u] == B_FREE -> c = u
+    :: kS[u] == B_FREE && (c == NONE || u == d * DPOOL + (near) % DPOOL) -> c = u
     :: else
     fi
   }
@@ -432,8 +465,7 @@ inline on_reserve(d) { /* r, a; x: output tokens that are part of the work */
     :: flag ->
       dAtt[i] = a;
       dBase[i] = x;
-      dOa[i] = 0; dOf[i] = 0; dOt[i] = 0;
-      request_move(i, REQ_QUEUED);
+      request_move(i, REQ_QUEUED); /* words of the attempt before stay until it makes tokens of its own */
       admit(d, i);
       if
       :: !good -> say(d, M_QUEUED, KEY(r, a), 0, 0)
@@ -463,7 +495,10 @@ inline on_hello(d) { /* a: attempt that R has here, 0: none; x: the one before i
   fi;
   if
   :: dS[i] != REQ_FREE && dAtt[i] != a && dAtt[i] != x && OK(27) -> /* mutant 27: what R does not list lives on */
-    dOa[i] = 0; dOf[i] = 0; dOt[i] = 0;
+    if
+    :: dOa[i] == dAtt[i] || MUT(44) -> dOa[i] = 0; dOf[i] = 0; dOt[i] = 0 /* mutant 44: words of an attempt that is listed go with it */
+    :: else
+    fi;
     d_release(d, i)
   :: else
   fi;
@@ -601,8 +636,8 @@ inline begin_landing(d) { /* i: record, x: page, y: what it holds */
   :: else
   fi;
   if
-  :: n == 0 && dB0[i] == 0 -> take(d); dB0[i] = c + 1; dBk[i]--
-  :: n == 1 && dB1[i] == 0 -> take(d); dB1[i] = c + 1; dBk[i]--
+  :: n == 0 && dB0[i] == 0 -> take(d, i % NREQ); dB0[i] = c + 1; dBk[i]--
+  :: n == 1 && dB1[i] == 0 -> take(d, i % NREQ + 1); dB1[i] = c + 1; dBk[i]--
   :: else
   fi;
   lBlk[d] = (n == 0 -> dB0[i] : dB1[i]) - 1;
@@ -748,7 +783,7 @@ inline step_begin(d, req) {
   :: GROW && dPos[i] == NTOK - 1 && dB2[i] == 0 ->
     count_room(d);
     if
-    :: room >= 1 -> dBook[d]++; take(d); dB2[i] = c + 1
+    :: room >= 1 -> dBook[d]++; take(d, 2); dB2[i] = c + 1
     :: else -> /* I7: the youngest one gives its room, which may be this one */
       flag = false;
       j = i;
@@ -830,9 +865,9 @@ end:
   do
   :: d_step { alive[d] && len(toN[d]) > 0 && CAN_SAY(d) && CAN_ANSWER(d) -> toN[d] ? t, k, x, y; d_message(d) }
   :: d_step { alive[d] && len(toN[d]) > 0 && FAULT(KIND_DUP) && CAN_SAY(d) && CAN_ANSWER(d) && !(toN[d] ? [M_HELLO, _, _, _]) ->
-      faults--; costs++; toN[d] ? t, k, x, y; toN[d] ! t, k, x, y; d_message(d) } /* it comes once more, after others */
+      faults--; COST; toN[d] ? t, k, x, y; toN[d] ! t, k, x, y; d_message(d) } /* it comes once more, after others */
   :: d_step { alive[d] && lR[d] != 0 && CAN_SAY(d) && CAN_ANSWER(d) -> on_landed(d, true); check_room(d) }
-  :: d_step { alive[d] && lR[d] != 0 && FAULT(KIND_CORRUPT) && CAN_SAY(d) && CAN_ANSWER(d) -> faults--; costs++; on_landed(d, false); check_room(d) }
+  :: d_step { alive[d] && lR[d] != 0 && FAULT(KIND_CORRUPT) && CAN_SAY(d) && CAN_ANSWER(d) -> faults--; COST; on_landed(d, false); check_room(d) }
   :: d_step { alive[d] && sR[d] != 0 && CAN_SAY(d) -> step_end(d) }
   :: d_step { alive[d] && !up[d] && nodeUp[d] -> nodeUp[d] = false }
   od
@@ -844,21 +879,21 @@ end:
   do
   :: d_step { alive[d] && dS[REC] == REQ_QUEUED && dB0[REC] == 0 && CAN_SAY(d) && FITS(d) -> i = REC; admit(d, i) }
   :: d_step { alive[d] && dS[REC] == REQ_QUEUED && FAULT(KIND_TIME) && CAN_SAY(d) ->
-      faults--; costs++; i = REC; say(d, M_FAILED, KEY(rq, dAtt[i]), WHY_AGAIN, 0); d_release(d, i) }
+      faults--; COST; i = REC; say(d, M_FAILED, KEY(rq, dAtt[i]), WHY_AGAIN, 0); d_release(d, i) }
   :: d_step { alive[d] && dS[REC] == REQ_DECODE && sR[d] == 0 && CAN_SAY(d) && (!GROWS(REC) || ROOM(d) >= 1 || OK(33)) -> step_begin(d, rq) }
   /* A grant expires: at once when nobody renews it, else it takes a clock that runs wild. */
   :: d_step { alive[d] && dS[REC] == REQ_GRANTED && CAN_SAY(d) && CAN_ANSWER(d) &&
         ((dG[REC] == RX_OFFERED && (!nodeUp[d] || MUT(7))) || (dG[REC] == RX_OPEN && dLk[REC] == 0)) -> /* mutant 7: not renewed while P queues */
       if
-      :: !nodeUp[d] -> costs++ /* no blip: the session was away for longer than the lease */
+      :: !nodeUp[d] -> COST /* no blip: the session was away for longer than the lease */
       :: else
       fi;
       i = REC; lost(d, i) }
   :: d_step { alive[d] && dS[REC] == REQ_GRANTED && FAULT(KIND_TIME) && CAN_SAY(d) && CAN_ANSWER(d) ->
-      faults--; costs++; i = REC; gone(d, i); lost(d, i) }
+      faults--; COST; i = REC; gone(d, i); lost(d, i) }
   /* Grace of a router that is not there. */
   :: d_step { alive[d] && !nodeUp[d] && (dS[REC] != REQ_FREE || dOa[REC] != 0) && OK(28) && CAN_ANSWER(d) -> /* mutant 28: no grace, for ever */
-      costs++;
+      COST;
       i = REC; dOa[i] = 0; dOf[i] = 0; dOt[i] = 0;
       if
       :: dS[i] != REQ_FREE -> d_release(d, i)
@@ -882,7 +917,7 @@ end:
       pd[PAIR * 2 + par] ? t, k, x, y; q = PAIR; m = par; d_frame(d); check_room(d) } \
   :: d_step { alive[d] && len(pd[PAIR * 2 + par]) > 0 && FAULT(KIND_DUP) && CAN_SAY(d) && CAN_ANSWER(d) && \
         !(lR[d] != 0 && pd[PAIR * 2 + par] ? [F_PAGE, _, _, _]) -> \
-      faults--; costs++; pd[PAIR * 2 + par] ? t, k, x, y; pd[PAIR * 2 + par] ! t, k, x, y; q = PAIR; m = par; d_frame(d); check_room(d) }
+      faults--; COST; pd[PAIR * 2 + par] ? t, k, x, y; pd[PAIR * 2 + par] ! t, k, x, y; q = PAIR; m = par; d_frame(d); check_room(d) }
 proctype Link(byte d; byte p) {
 end:
   do
@@ -915,6 +950,9 @@ inline p_end(rec) {
   :: else
   fi;
   prompt_move(rec, REQ_FREE);
+#if SUSPECTS
+  pAlone[rec] = false;
+#endif
   pAtt[rec] = 0; pGid[rec] = 0; pMis[rec] = 0; pD[rec] = 0; pEp[rec] = 0; pBase[rec] = 0; pProg[rec] = 0; pSent[rec] = 0; pSaid[rec] = false; pHad[rec] = false
 }
 inline on_prefill(p) { /* x: grant and missing pages, y: decode node, its epoch, output tokens */
@@ -932,11 +970,39 @@ inline on_prefill(p) { /* x: grant and missing pages, y: decode node, its epoch,
       prompt_move(j, REQ_QUEUED);
       prompt_move(j, REQ_COMPUTE);
       handoff_move(j, TX_WAITING);
-      pAtt[j] = a; pGid[j] = x / 16; pMis[j] = x % 16; pD[j] = y / 16; pEp[j] = (y / 4) % 4; pBase[j] = y % 4;
-      pOa[j] = 0; pOt[j] = 0
+      pAtt[j] = a; pGid[j] = x / 16; pMis[j] = x % 16; pD[j] = (y / 16) % 4; pEp[j] = (y / 4) % 4; pBase[j] = y % 4;
+#if SUSPECTS
+      pAlone[j] = (y >= 64)
+#endif
     fi
   fi
 }
+#if SUSPECTS
+#if NREQ == 1
+#define IN_STEP(p) (eAtt[p] != 0)
+#define WORKS(p) (pS[p] == REQ_COMPUTE)
+#elif NREQ == 2
+#define IN_STEP(p) (eAtt[(p) * 2] != 0 || eAtt[(p) * 2 + 1] != 0)
+#define WORKS(p) (pS[(p) * 2] == REQ_COMPUTE || pS[(p) * 2 + 1] == REQ_COMPUTE)
+#else
+#error SUSPECTS is for one or two requests
+#endif
+#define POISONED(p) (POISON && eAtt[(p) * NREQ] != 0 && ePg[(p) * NREQ] == 0)
+/* What the step is at, or that no prompt is in it; the list takes the place of the one before. */
+inline say_prefilling(p) {
+  n = 1;
+  for (u : p * NREQ .. p * NREQ + NREQ - 1) {
+    if
+    :: eAtt[u] != 0 -> say(ND + p, M_PREFILLING, KEY(u % NREQ, eAtt[u]), ePg[u], n); n = 0
+    :: else
+    fi
+  }
+  if
+  :: n == 1 -> say(ND + p, M_PREFILLING, 0, 0, 1)
+  :: else
+  fi
+}
+#endif
 inline on_p_hello(p) {
   j = p * NREQ + r;
   n = ND + p;
@@ -946,7 +1012,12 @@ inline on_p_hello(p) {
   :: else
   fi;
   if
-  :: pS[j] != REQ_FREE && pAtt[j] != a && OK(27) -> pOa[j] = 0; pOt[j] = 0; p_release(j)
+  :: pS[j] != REQ_FREE && pAtt[j] != a && OK(27) ->
+    if
+    :: pOa[j] == pAtt[j] || MUT(44) -> pOa[j] = 0; pOt[j] = 0
+    :: else
+    fi;
+    p_release(j)
   :: else
   fi;
   flag = (pOa[j] != 0 && pOt[j] > y);
@@ -957,7 +1028,13 @@ inline on_p_hello(p) {
   if
   :: a != 0 && pAtt[j] != a && !flag && OK(21) -> say(n, M_FAILED, KEY(r, a), WHY_GONE, 0)
   :: else
+  fi;
+#if SUSPECTS
+  if
+  :: r == NREQ - 1 -> say_prefilling(p)
+  :: else
   fi
+#endif
 }
 inline p_message(p) {
   r = k / 16; a = k % 16;
@@ -1037,445 +1114,6 @@ inline send_end(p) {
   fi;
   fR[p] = 0; fPg[p] = 0; fLink[p] = 0; fGid[p] = 0; fD[p] = 0; fC[p] = 0; fValid[p] = false
 }
-proctype Prefill(byte p) {
-end:
-  do
-  :: d_step { alive[ND + p] && len(toN[ND + p]) > 0 && CAN_SAY(ND + p) && PROOM(p) -> toN[ND + p] ? t, k, x, y; p_message(p) }
-  :: d_step { alive[ND + p] && len(toN[ND + p]) > 0 && FAULT(KIND_DUP) && CAN_SAY(ND + p) && PROOM(p) && !(toN[ND + p] ? [M_HELLO, _, _, _]) ->
-      faults--; costs++; toN[ND + p] ? t, k, x, y; toN[ND + p] ! t, k, x, y; p_message(p) }
-  :: d_step { alive[ND + p] && FAULT(KIND_REFUSE) && toN[ND + p] ? [M_PREFILL, _, _, _] && CAN_SAY(ND + p) ->
-      toN[ND + p] ? t, k, x, y; j = p * NREQ + k / 16;
-      if
-      :: k % 16 <= pCan[j] || pS[j] != REQ_FREE -> skip
-      :: else -> faults--; costs++; say(ND + p, M_REFUSED, k, 0, 0)
-      fi }
-  :: d_step { alive[ND + p] && fR[p] != 0 && PROOM(p) -> send_end(p) }
-  :: d_step { alive[ND + p] && !up[ND + p] && nodeUp[ND + p] -> nodeUp[ND + p] = false }
-#if ND > 1
-  :: d_step { alive[ND + p] && len(dp[NP + p]) > 0 && CAN_SAY(ND + p) -> dp[NP + p] ? t, k, x; p_frame(1, p) }
-#endif
-  :: d_step { alive[ND + p] && len(dp[p]) > 0 && CAN_SAY(ND + p) -> dp[p] ? t, k, x; p_frame(0, p) }
-  od
-}
-#define SHP (p * NREQ + rq)
-#define SILENT(rec, req) (len(pd[PQ(rec) * 2]) == 0 && len(pd[PQ(rec) * 2 + 1]) == 0 && len(dp[PQ(rec)]) == 0 && lR[pD[rec]] == 0 && \
-  !(dG[pD[rec] * NREQ + req] == RX_OPEN && dGid[pD[rec] * NREQ + req] == pGid[rec] && dLk[pD[rec] * NREQ + req] == 1 + ((rec) / NREQ) * 2 + linkN[PQ(rec)] % 2))
-proctype Ship(byte p; byte rq) {
-end:
-  do
-  /* One more page is final; after the last one the first token is sampled. */
-  :: d_step { alive[ND + p] && pS[SHP] == REQ_COMPUTE && CAN_SAY(ND + p) && PROOM(p) ->
-      j = SHP;
-      pProg[j]++;
-      if
-      :: pProg[j] == NPG ->
-        pOa[j] = pAtt[j]; pOt[j] = pBase[j] + 1;
-        say(ND + p, M_TOKEN, KEY(rq, pAtt[j]), pBase[j], 0);
-        if
-        :: pBase[j] == NTOK - 1 -> p_release(j) /* the request is over: nothing more is shipped */
-        :: else -> prompt_move(j, REQ_SHIP)
-        fi
-      :: else
-      fi }
-  :: d_step { alive[ND + p] && pS[SHP] != REQ_FREE && pT[SHP] == TX_WAITING && linkUp[PQ(SHP)] && (pEp[SHP] == epoch[pD[SHP]] || MUT(3)) && PROOM(p) ->
-      j = SHP; handoff_move(j, TX_OPENING); pHad[j] = true; PCH(j) ! F_OPEN, pGid[j], KEY(rq, pAtt[j]), pEp[j] * 16 + linkN[PQ(j)] }
-  /* No link: given up, or its peer is another process now. */
-  :: d_step { alive[ND + p] && pS[SHP] != REQ_FREE && pT[SHP] == TX_WAITING && CAN_SAY(ND + p) &&
-        ((!linkUp[PQ(SHP)] && (pHad[SHP] || !alive[pD[SHP]])) || (pEp[SHP] != epoch[pD[SHP]] && OK(3))) ->
-      j = SHP; say(ND + p, M_FAILED, KEY(rq, pAtt[j]), WHY_LOST, 0); p_end(j) }
-  :: d_step { alive[ND + p] && pS[SHP] != REQ_FREE && pT[SHP] == TX_MOVING && fR[p] == 0 && DUE(SHP) != 0 && linkUp[PQ(SHP)] -> j = SHP; send_begin(p, j) }
-  :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && pT[SHP] == TX_MOVING && DUE(SHP) == 0 && fR[p] != rq + 1 && linkUp[PQ(SHP)] && PROOM(p) ->
-      j = SHP; handoff_move(j, TX_COMMITTING); pSaid[j] = true; PCH(j) ! F_COMMIT, pGid[j], pMis[j], 0 }
-  /* Its own hold expires: when no answer can come any more, or with a clock that runs wild. */
-  :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && pT[SHP] != TX_WAITING && SILENT(SHP, rq) && CAN_SAY(ND + p) && PROOM(p) ->
-      j = SHP; say(ND + p, M_FAILED, KEY(rq, pAtt[j]), WHY_LOST, 0); p_release(j) }
-  :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && FAULT(KIND_TIME) && CAN_SAY(ND + p) && PROOM(p) ->
-      faults--; costs++; j = SHP; say(ND + p, M_FAILED, KEY(rq, pAtt[j]), WHY_LOST, 0); p_release(j) }
-  :: d_step { alive[ND + p] && !nodeUp[ND + p] && (pS[SHP] != REQ_FREE || pOa[SHP] != 0) && PROOM(p) ->
-      costs++;
-      j = SHP; pOa[j] = 0; pOt[j] = 0;
-      if
-      :: pS[j] != REQ_FREE -> p_release(j)
-      :: else
-      fi }
-  od
-}
-
-/* ---------------------------------------------------------------- router */
-#define READYN(node) (up[node] && rWel[node])
-inline tell(node, kind, key, one, two) {
-  if
-  :: up[node] -> toN[node] ! kind, key, one, two
-  :: else /* the Hello of the next session will not list it */
-  fi
-}
-inline leave_prefill(req) {
-  if
-  :: rP[req] != NONE ->
-    if
-    :: rPtold[req] && !rShip[req] -> tell(ND + rP[req], M_CANCEL, KEY(req, rAtt[req]), 0, 0)
-    :: else
-    fi;
-    rP[req] = NONE;
-    rPtold[req] = false
-  :: else
-  fi
-}
-inline leave_decode(req, knows) {
-  if
-  :: rD[req] != NONE ->
-    if
-    :: rOld[req] != 0 -> tell(rD[req], M_CANCEL, KEY(req, rOld[req]), 0, 0)
-    :: else
-    fi;
-    if
-    :: rTold[req] && !(knows) && OK(6) -> tell(rD[req], M_CANCEL, KEY(req, rAtt[req]), 0, 0) /* mutant 6: the cancel reaches only one leg */
-    :: else
-    fi;
-    rD[req] = NONE; rOld[req] = 0; rTold[req] = false
-  :: else
-  fi
-}
-inline finish(req, reason, knows) {
-  assert(rEnd[req] == 0); /* I5 */
-  leave_prefill(req);
-  leave_decode(req, knows);
-  if
-  :: rS[req] != LEG_NONE -> leg_move(req, LEG_NONE)
-  :: else
-  fi;
-  rEnd[req] = reason;
-  ended++
-}
-inline reserve(req, node) {
-  if
-  :: rD[req] == NONE -> rTold[req] = false
-  :: else
-  fi;
-  rLast[req]++;
-  assert(rLast[req] < 15);
-  rAtt[req] = rLast[req];
-  rProg[req] = false; rShip[req] = false;
-  rBase[req] = rOut[req];
-  leg_move(req, LEG_RESERVING);
-  rD[req] = node;
-  rTold[req] = true;
-  toN[node] ! M_RESERVE, KEY(req, rAtt[req]), rBase[req], 0
-}
-inline leg_failed(req, counted, handback, stays) {
-  if
-  :: handback ->
-    if
-    :: rProg[req] -> rHand[req] = 0
-    :: else -> rHand[req]++
-    fi
-  :: !(handback) && (counted) && !rProg[req] -> rFail[req]++
-  :: else
-  fi;
-  assert(rFail[req] <= costs || GROW); /* nothing fails unless something broke, and a session that blips costs nothing */
-  if
-  :: rFail[req] >= ATTEMPTS_MAX || rHand[req] >= HANDBACKS_MAX -> finish(req, END_FAILED, false)
-  :: else ->
-    if
-    :: (stays) && rD[req] != NONE && READYN(rD[req]) ->
-      b = (rOld[req] != 0 -> rOld[req] : (rTold[req] -> rAtt[req] : 0));
-      leave_prefill(req);
-      reserve(req, rD[req]);
-      rOld[req] = b
-    :: else ->
-      leave_prefill(req);
-      leave_decode(req, false);
-      leg_move(req, LEG_WAITING)
-    fi
-  fi
-}
-inline decoding(req) {
-  flag = (rUnv[req] && rOld[req] == 0);
-  if
-  :: rOld[req] != 0 -> rAtt[req] = rOld[req]; rOld[req] = 0
-  :: else
-  fi;
-  if
-  :: rS[req] != LEG_DECODING -> leg_move(req, LEG_DECODING)
-  :: else
-  fi;
-  rUnv[req] = flag
-}
-#define ANSWERS(req) (rS[req] == LEG_RESERVING || rS[req] == LEG_QUEUED)
-inline go_local(req) {
-  if
-  :: ANSWERS(req) -> rOld[req] = 0; leg_move(req, LEG_DECODING)
-  :: else
-  fi
-}
-inline send_prefill(req) {
-  toN[ND + rP[req]] ! M_PREFILL, KEY(req, rAtt[req]), rGid[req] * 16 + rMis[req], rD[req] * 16 + rEpoch[rD[req]] * 4 + rBase[req];
-  rPtold[req] = true
-}
-inline late(node) {
-  if
-  :: rEnd[r] == 0 && rD[r] == node && rTold[r] && a < rAtt[r] && OK(20) -> skip /* mutant 20: a late Cancel where the next attempt is */
-  :: else ->
-    if
-    :: t == M_GRANTED || t == M_QUEUED || t == M_STARTED -> tell(node, M_CANCEL, KEY(r, a), 0, 0)
-    :: else
-    fi
-  fi
-}
-inline started(req) {
-  if
-  :: ANSWERS(req) && rOld[req] == 0 -> go_local(req)
-  :: else
-  fi;
-  if
-  :: rS[req] == LEG_PREFILLING || rOld[req] != 0 -> decoding(req)
-  :: else
-  fi
-}
-inline on_token(node) {
-  if
-  :: rEnd[r] != 0 -> skip
-  :: rEnd[r] == 0 && !((rOld[r] != 0 && a == rOld[r] && node == rD[r]) || (a == rAtt[r] && (node == rD[r] || node == ND + rP[r]))) -> skip
-  :: else ->
-    if
-    :: node == rD[r] && a == rAtt[r] -> go_local(r)
-    :: else
-    fi;
-    if
-    :: node == rD[r] && (rS[r] == LEG_PREFILLING || (rOld[r] != 0 && a == rOld[r])) -> decoding(r)
-    :: else
-    fi;
-    if
-    :: x > rOut[r] && OK(17) -> leg_failed(r, true, false, false)
-    :: x < rOut[r] && OK(17) -> skip
-    :: x == rOut[r] || MUT(17) -> /* mutant 17: tokens are taken as they come */
-      assert(x == rOut[r] && x < NTOK); /* I5: one sequence without a gap */
-      rOut[r]++;
-      rProg[r] = true;
-      if
-      :: x == NTOK - 1 -> flag = (rS[r] == LEG_DECODING); finish(r, END_FINISHED, flag)
-      :: else
-      fi
-    fi
-  fi
-}
-inline on_granted() {
-  if
-  :: ANSWERS(r) -> rOld[r] = 0; rGid[r] = x / 16; rMis[r] = x % 16; leg_move(r, LEG_GRANTED)
-  :: else
-  fi
-}
-inline on_already() {
-  if
-  :: ANSWERS(r) && x < rAtt[r] ->
-    rOld[r] = x;
-    if
-    :: y > rOut[r] && OK(30) -> leg_failed(r, false, false, false) /* mutant 30: tokens that went by unread are not missed */
-    :: else -> decoding(r)
-    fi
-  :: else
-  fi
-}
-inline on_shipped() {
-  if
-  :: rShip[r] -> skip
-  :: else ->
-    rShip[r] = true;
-    if
-    :: x == 0 && rS[r] == LEG_PREFILLING -> leg_failed(r, true, false, true)
-    :: x == 1 && rS[r] == LEG_PREFILLING && OK(36) -> rUnv[r] = true /* mutant 36: nobody asks whether Started was lost */
-    :: else
-    fi
-  fi
-}
-inline on_failed(node) {
-  if
-  :: node != rD[r] && rS[r] == LEG_DECODING -> rShip[r] = true
-  :: node != rD[r] && rS[r] == LEG_PREFILLING && x == WHY_GONE && OK(38) -> skip /* mutant 38: a Prefill lost with the session is a failure */
-  :: node == rD[r] && ANSWERS(r) && x == WHY_AGAIN -> rTold[r] = false; leave_prefill(r); leave_decode(r, false); leg_move(r, LEG_WAITING)
-  :: else ->
-    good = (node == rD[r]);
-    flag = !(good && ANSWERS(r) && x == WHY_GONE); /* a Reserve that was lost on the way: nobody failed */
-    if
-    :: good -> rTold[r] = false
-    :: else -> rPtold[r] = false
-    fi;
-    back = (x == WHY_AGAIN);
-    same = !good;
-    leg_failed(r, flag, back, same)
-  fi
-}
-inline on_preempted(node) {
-  if
-  :: node == rD[r] -> rTold[r] = false; leg_failed(r, false, true, false)
-  :: else
-  fi
-}
-inline on_refused(node) {
-  if
-  :: node != rD[r] && rS[r] == LEG_PREFILLING && x == 0 -> rPtold[r] = false; leave_prefill(r); leg_move(r, LEG_GRANTED)
-  :: node != rD[r] && rS[r] == LEG_PREFILLING && x == 1 -> assert(false) /* a request is failed that nothing is wrong with */
-  :: else
-  fi
-}
-inline lose_node(node) {
-  rLost[node] = true;
-  for (r : 0 .. NREQ - 1) {
-    if
-    :: rEnd[r] == 0 && rD[r] == node ->
-      rTold[r] = false;
-      rOld[r] = 0;
-      flag = !ANSWERS(r);
-      leg_failed(r, flag, false, false)
-    :: rEnd[r] == 0 && rP[r] != NONE && ND + rP[r] == node ->
-      rPtold[r] = false;
-      if
-      :: rS[r] == LEG_DECODING -> leave_prefill(r)
-      :: else -> leg_failed(r, true, false, true)
-      fi
-    :: else
-    fi
-  }
-}
-inline on_welcome(node) {
-  rWel[node] = true;
-  flag = (rEpoch[node] == x);
-  good = (rEpoch[node] != NONE);
-  rEpoch[node] = x;
-  rLost[node] = false;
-  if
-  :: flag || MUT(18) -> /* mutant 18: a node started again is taken for the one before */
-    for (r : 0 .. NREQ - 1) {
-      if
-      :: rEnd[r] == 0 && rD[r] == node && ANSWERS(r) && OK(26) -> toN[node] ! M_RESERVE, KEY(r, rAtt[r]), rBase[r], 0; rTold[r] = true /* mutant 26: what was lost is not said again */
-      :: else
-      fi;
-      if
-      :: rEnd[r] == 0 && rP[r] != NONE && ND + rP[r] == node && rS[r] == LEG_PREFILLING && !rShip[r] && OK(26) -> send_prefill(r)
-      :: else
-      fi;
-      if
-      :: rEnd[r] == 0 && rD[r] == node && (rS[r] == LEG_DECODING || rS[r] == LEG_PREFILLING) && OK(36) -> rUnv[r] = true
-      :: else
-      fi
-    }
-  :: else ->
-    rWel[node] = false; /* not to be chosen by what follows */
-    if
-    :: good -> lose_node(node)
-    :: else
-    fi;
-    rWel[node] = true;
-    rLost[node] = false
-  fi
-}
-inline r_message(node) {
-  r = k / 16; a = k % 16;
-  if
-  :: t == M_WELCOME -> on_welcome(node)
-  :: t == M_TOKEN -> on_token(node)
-  :: else ->
-    if
-    :: rEnd[r] != 0 || !(rD[r] == node || (rP[r] != NONE && ND + rP[r] == node)) -> late(node)
-    :: else ->
-      if
-      :: rOld[r] != 0 && a == rOld[r] && node == rD[r] ->
-        if
-        :: t == M_STARTED -> started(r)
-        :: t == M_FAILED || t == M_PREEMPTED -> rOld[r] = 0
-        :: else
-        fi
-      :: else ->
-        if
-        :: a == rAtt[r] ->
-          if
-          :: t == M_GRANTED && node == rD[r] -> on_granted()
-          :: t == M_QUEUED && node == rD[r] && rS[r] == LEG_RESERVING -> leg_move(r, LEG_QUEUED)
-          :: t == M_STARTED && node == rD[r] -> started(r)
-          :: t == M_ALREADY && node == rD[r] -> on_already()
-          :: t == M_SHIPPED && node != rD[r] -> on_shipped()
-          :: t == M_FAILED -> on_failed(node)
-          :: t == M_PREEMPTED -> on_preempted(node)
-          :: t == M_REFUSED -> on_refused(node)
-          :: t == M_STALE -> assert(false) /* the node knows a later attempt than R */
-          :: else
-          fi
-        :: t == M_ALREADY && a != rAtt[r] && x == rAtt[r] -> skip
-        :: else -> late(node)
-        fi
-      fi
-    fi
-  fi
-}
-#define CAN_TELL(node) (len(toN[node]) <= SC - 4)
-#if NN == 2
-#define CAN_TELL_ALL (CAN_TELL(0) && CAN_TELL(1))
-#elif NN == 3
-#define CAN_TELL_ALL (CAN_TELL(0) && CAN_TELL(1) && CAN_TELL(2))
-#else
-#define CAN_TELL_ALL (CAN_TELL(0) && CAN_TELL(1) && CAN_TELL(2) && CAN_TELL(3))
-#endif
-proctype Session(byte node) { /* R's side of it */
-end:
-  do
-  :: d_step { rAlive && up[node] && len(toR[node]) > 0 && CAN_TELL_ALL -> toR[node] ? t, k, x, y; r_message(node); v = 0 }
-  :: d_step { rAlive && up[node] && len(toR[node]) > 0 && FAULT(KIND_DUP) && CAN_TELL_ALL && !(toR[node] ? [M_WELCOME, _, _, _]) ->
-      faults--; costs++; toR[node] ? t, k, x, y; toR[node] ! t, k, x, y; r_message(node); v = 0 }
-  :: d_step { rAlive && !up[node] && alive[node] && !nodeUp[node] -> /* both know of the end; Hello opens the next one */
-      up[node] = true;
-      rWel[node] = false;
-      for (r : 0 .. NREQ - 1) {
-        a = 0; x = 0;
-        if
-        :: rEnd[r] == 0 && rD[r] == node ->
-          x = rOld[r];
-          if
-          :: rTold[r] -> a = rAtt[r]
-          :: else
-          fi
-        :: rEnd[r] == 0 && rP[r] != NONE && ND + rP[r] == node && rPtold[r] && !rShip[r] -> a = rAtt[r]
-        :: else
-        fi;
-        toN[node] ! M_HELLO, KEY(r, a), x, rOut[r]
-      }
-      v = 0 }
-  :: d_step { rAlive && !up[node] && !rLost[node] && rEpoch[node] != NONE && CAN_TELL_ALL -> /* its session did not come back */
-      if
-      :: rEpoch[node] == epoch[node] -> costs++
-      :: else
-      fi;
-      lose_node(node); v = 0 }
-  od
-}
-proctype Leg(byte rq) {
-end:
-  do
-  :: d_step { rAlive && rEnd[rq] == 0 && rS[rq] == LEG_WAITING && READYN(0) && CAN_TELL(0) -> reserve(rq, 0) }
-#if ND > 1
-  :: d_step { rAlive && rEnd[rq] == 0 && rS[rq] == LEG_WAITING && READYN(1) && CAN_TELL(1) -> reserve(rq, 1) }
-#endif
-  :: d_step { rAlive && rEnd[rq] == 0 && rS[rq] == LEG_GRANTED && READYN(ND) && CAN_TELL(ND) ->
-      leg_move(rq, LEG_PREFILLING); rP[rq] = 0; send_prefill(rq) }
-#if NP > 1
-  :: d_step { rAlive && rEnd[rq] == 0 && rS[rq] == LEG_GRANTED && READYN(ND + 1) && CAN_TELL(ND + 1) ->
-      leg_move(rq, LEG_PREFILLING); rP[rq] = 1; send_prefill(rq) }
-#endif
-  /* A leg that ought to be decoding is silent: its node is asked, with the next attempt. */
-  :: d_step { rAlive && rEnd[rq] == 0 && rUnv[rq] && rD[rq] != NONE && READYN(rD[rq]) && CAN_TELL_ALL ->
-      rUnv[rq] = false;
-      if
-      :: rS[rq] == LEG_PREFILLING && !rShip[rq] -> skip
-      :: else ->
-        a = rAtt[rq]; flag = rProg[rq];
-        leave_prefill(rq);
-        reserve(rq, rD[rq]);
-        rOld[rq] = a; rProg[rq] = flag
-      fi }
-  :: d_step { rAlive && rEnd[rq] == 0 && cancels > 0 && CAN_TELL_ALL -> cancels--; finish(rq, END_CANCELLED, false) }
-  od
-}
-
-/* ---------------------------------------------------------------- what breaks */
 inline cut_session(node) {
   up[node] = false;
   rWel[node] = false;
@@ -1518,7 +1156,7 @@ inline crash_decode(d) {
     dBk[i] = 0; dLk[i] = 0; dCc[i] = 0; dCw[i] = false; dIn[i] = false; dOa[i] = 0; dOf[i] = 0; dOt[i] = 0; dCan[i] = 0; dTurn[i] = 0
   }
   for (u : d * DPOOL .. d * DPOOL + DPOOL - 1) {
-    kS[u] = B_FREE; kPin[u] = 0; kUse[u] = 0; kName[u] = 0; kGen[u] = false; kGhost[u] = false;
+    kS[u] = B_FREE; kPin[u] = 0; kUse[u] = 0; kName[u] = 0;
     for (v : 0 .. LAYERS - 1) { kC[u * LAYERS + v] = 0; }
   }
   dSerial[d] = 0; dBook[d] = 0; dCom[d] = 0;
@@ -1539,13 +1177,608 @@ inline crash_prefill(p) {
   for (j : p * NREQ .. p * NREQ + NREQ - 1) {
     pS[j] = REQ_FREE; pT[j] = TX_FREE;
     pAtt[j] = 0; pGid[j] = 0; pMis[j] = 0; pD[j] = 0; pEp[j] = 0; pBase[j] = 0; pProg[j] = 0; pSent[j] = 0; pOa[j] = 0; pOt[j] = 0;
-    pCan[j] = 0; pSaid[j] = false; pHad[j] = false
+    pCan[j] = 0; pSaid[j] = false; pHad[j] = false;
+#if SUSPECTS
+    eAtt[j] = 0; ePg[j] = 0; pAlone[j] = false
+#endif
   }
   fR[p] = 0; fPg[p] = 0; fLink[p] = 0; fGid[p] = 0; fD[p] = 0; fC[p] = 0; fValid[p] = false
 }
+inline computed(p, rec) {
+  pProg[rec]++;
+  if
+  :: pProg[rec] == NPG ->
+    pOa[rec] = pAtt[rec]; pOt[rec] = pBase[rec] + 1;
+    say(ND + p, M_TOKEN, KEY((rec) % NREQ, pAtt[rec]), pBase[rec], 0);
+    if
+    :: pBase[rec] == NTOK - 1 -> p_release(rec) /* the request is over: nothing more is shipped */
+    :: else -> prompt_move(rec, REQ_SHIP)
+    fi
+  :: else
+  fi
+}
+#if SUSPECTS
+inline engine_done(p) {
+  for (u : p * NREQ .. p * NREQ + NREQ - 1) {
+    if
+    :: eAtt[u] != 0 && pS[u] == REQ_COMPUTE && pAtt[u] == eAtt[u] -> computed(p, u)
+    :: else
+    fi;
+    eAtt[u] = 0; ePg[u] = 0
+  }
+  if
+  :: !WORKS(p) && OK(42) -> say_prefilling(p) /* mutant 42: nobody says that the engine has nothing to do any more */
+  :: else
+  fi
+}
+/* The engine dies: whose deaths it may be. Words on their way are lost, so the router may believe what was true before. */
+inline deaths_of(p) {
+  for (u : p * NREQ .. p * NREQ + NREQ - 1) {
+    if
+    :: eAtt[u] != 0 || (pS[u] == REQ_COMPUTE && !IN_STEP(p)) || (rNote[u] != 0 && (len(toR[ND + p]) > 0 || !up[ND + p] || !nodeUp[ND + p] || !rWel[ND + p])) -> ITS_OWN(u % NREQ)
+    :: else
+    fi
+  }
+}
+#endif
+proctype Prefill(byte p) {
+end:
+  do
+#if SUSPECTS
+  :: d_step { alive[ND + p] && IN_STEP(p) && !POISONED(p) && CAN_SAY(ND + p) && PROOM(p) -> engine_done(p) }
+  :: d_step { alive[ND + p] && POISONED(p) && up[ND + p] && nodeUp[ND + p] && rWel[ND + p] && len(toR[ND + p]) == 0 -> /* what it said before was heard */
+      COST; kills++; assert(kills <= ATTEMPTS_MAX); deaths_of(p); crash_prefill(p); v = 0 }
+#if NREQ == 2
+  :: d_step { alive[ND + p] && pS[p * 2] == REQ_COMPUTE && pS[p * 2 + 1] == REQ_COMPUTE && !IN_STEP(p) && !pAlone[p * 2] && !pAlone[p * 2 + 1] && CAN_SAY(ND + p) ->
+      eAtt[p * 2] = pAtt[p * 2]; ePg[p * 2] = pProg[p * 2]; eAtt[p * 2 + 1] = pAtt[p * 2 + 1]; ePg[p * 2 + 1] = pProg[p * 2 + 1];
+      say_prefilling(p); v = 0 }
+#endif
+#endif
+  :: d_step { alive[ND + p] && len(toN[ND + p]) > 0 && CAN_SAY(ND + p) && PROOM(p) -> toN[ND + p] ? t, k, x, y; p_message(p) }
+  :: d_step { alive[ND + p] && len(toN[ND + p]) > 0 && FAULT(KIND_DUP) && CAN_SAY(ND + p) && PROOM(p) && !(toN[ND + p] ? [M_HELLO, _, _, _]) ->
+      faults--; COST; toN[ND + p] ? t, k, x, y; toN[ND + p] ! t, k, x, y; p_message(p) }
+  :: d_step { alive[ND + p] && FAULT(KIND_REFUSE) && toN[ND + p] ? [M_PREFILL, _, _, _] && CAN_SAY(ND + p) ->
+      toN[ND + p] ? t, k, x, y; j = p * NREQ + k / 16;
+      if
+      :: k % 16 <= pCan[j] || pS[j] != REQ_FREE -> skip
+      :: else -> faults--; COST; say(ND + p, M_REFUSED, k, 0, 0)
+      fi }
+  :: d_step { alive[ND + p] && fR[p] != 0 && PROOM(p) -> send_end(p) }
+  :: d_step { alive[ND + p] && !up[ND + p] && nodeUp[ND + p] -> nodeUp[ND + p] = false }
+#if ND > 1
+  :: d_step { alive[ND + p] && len(dp[NP + p]) > 0 && CAN_SAY(ND + p) -> dp[NP + p] ? t, k, x; p_frame(1, p) }
+#endif
+  :: d_step { alive[ND + p] && len(dp[p]) > 0 && CAN_SAY(ND + p) -> dp[p] ? t, k, x; p_frame(0, p) }
+  od
+}
+#define SHP (p * NREQ + rq)
+#define SILENT(rec, req) (len(pd[PQ(rec) * 2]) == 0 && len(pd[PQ(rec) * 2 + 1]) == 0 && len(dp[PQ(rec)]) == 0 && lR[pD[rec]] == 0 && \
+  !(dG[pD[rec] * NREQ + req] == RX_OPEN && dGid[pD[rec] * NREQ + req] == pGid[rec] && dLk[pD[rec] * NREQ + req] == 1 + ((rec) / NREQ) * 2 + linkN[PQ(rec)] % 2))
+proctype Ship(byte p; byte rq) {
+end:
+  do
+  /* One more page is final; after the last one the first token is sampled. */
+#if SUSPECTS
+  :: d_step { alive[ND + p] && pS[SHP] == REQ_COMPUTE && !IN_STEP(p) && CAN_SAY(ND + p) ->
+      j = SHP; eAtt[j] = pAtt[j]; ePg[j] = pProg[j]; say(ND + p, M_PREFILLING, KEY(rq, pAtt[j]), pProg[j], 1) }
+#else
+  :: d_step { alive[ND + p] && pS[SHP] == REQ_COMPUTE && CAN_SAY(ND + p) && PROOM(p) -> j = SHP; computed(p, j) }
+#endif
+  :: d_step { alive[ND + p] && pS[SHP] != REQ_FREE && pT[SHP] == TX_WAITING && linkUp[PQ(SHP)] && (pEp[SHP] == epoch[pD[SHP]] || MUT(3)) && PROOM(p) ->
+      j = SHP; handoff_move(j, TX_OPENING); pHad[j] = true; PCH(j) ! F_OPEN, pGid[j], KEY(rq, pAtt[j]), pEp[j] * 16 + linkN[PQ(j)] }
+  /* No link: given up, or its peer is another process now. */
+  :: d_step { alive[ND + p] && pS[SHP] != REQ_FREE && pT[SHP] == TX_WAITING && CAN_SAY(ND + p) &&
+        ((!linkUp[PQ(SHP)] && (pHad[SHP] || !alive[pD[SHP]])) || (pEp[SHP] != epoch[pD[SHP]] && OK(3))) ->
+      j = SHP; say(ND + p, M_FAILED, KEY(rq, pAtt[j]), WHY_LOST, 0); p_end(j) }
+  :: d_step { alive[ND + p] && pS[SHP] != REQ_FREE && pT[SHP] == TX_MOVING && fR[p] == 0 && DUE(SHP) != 0 && linkUp[PQ(SHP)] -> j = SHP; send_begin(p, j) }
+  :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && pT[SHP] == TX_MOVING && DUE(SHP) == 0 && fR[p] != rq + 1 && linkUp[PQ(SHP)] && PROOM(p) ->
+      j = SHP; handoff_move(j, TX_COMMITTING); pSaid[j] = true; PCH(j) ! F_COMMIT, pGid[j], pMis[j], 0 }
+  /* Its own hold expires: when no answer can come any more, or with a clock that runs wild. */
+  :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && pT[SHP] != TX_WAITING && SILENT(SHP, rq) && CAN_SAY(ND + p) && PROOM(p) ->
+      j = SHP; say(ND + p, M_FAILED, KEY(rq, pAtt[j]), WHY_LOST, 0); p_release(j) }
+  :: d_step { alive[ND + p] && pS[SHP] == REQ_SHIP && FAULT(KIND_TIME) && CAN_SAY(ND + p) && PROOM(p) ->
+      faults--; COST; j = SHP; say(ND + p, M_FAILED, KEY(rq, pAtt[j]), WHY_LOST, 0); p_release(j) }
+  :: d_step { alive[ND + p] && !nodeUp[ND + p] && (pS[SHP] != REQ_FREE || pOa[SHP] != 0) && PROOM(p) ->
+      COST;
+      j = SHP; pOa[j] = 0; pOt[j] = 0;
+      if
+      :: pS[j] != REQ_FREE -> p_release(j)
+      :: else
+      fi }
+  od
+}
+
+/* ---------------------------------------------------------------- router */
+#define READYN(node) (up[node] && rWel[node])
+inline tell(node, kind, key, one, two) {
+  if
+  :: up[node] -> toN[node] ! kind, key, one, two
+  :: else /* the Hello of the next session will not list it */
+  fi
+}
+/* Attempts are over, the next one has not begun: what nobody reads is zero, so that states differ by nothing else. */
+inline rest(req) {
+  rAtt[req] = 0; rGid[req] = 0; rMis[req] = 0; rBase[req] = 0; rProg[req] = false; rShip[req] = false
+}
+inline leave_prefill(req) {
+  if
+  :: rP[req] != NONE ->
+    if
+    :: rPtold[req] && !rShip[req] -> tell(ND + rP[req], M_CANCEL, KEY(req, rAtt[req]), 0, 0)
+    :: else
+    fi;
+    rP[req] = NONE;
+    rShip[req] = false;
+    rPtold[req] = false
+  :: else
+  fi
+}
+inline leave_decode(req, knows) {
+  if
+  :: rD[req] != NONE ->
+    if
+    :: rOld[req] != 0 -> tell(rD[req], M_CANCEL, KEY(req, rOld[req]), 0, 0)
+    :: else
+    fi;
+    if
+    :: rTold[req] && !(knows) && OK(6) -> tell(rD[req], M_CANCEL, KEY(req, rAtt[req]), 0, 0) /* mutant 6: the cancel reaches only one leg */
+    :: else
+    fi;
+    rD[req] = NONE; rOld[req] = 0; rTold[req] = false
+  :: else
+  fi
+}
+inline finish(req, knows) {
+  assert(!rEnd[req]); /* I5 */
+  leave_prefill(req);
+  leave_decode(req, knows);
+  if
+  :: rS[req] != LEG_NONE -> leg_move(req, LEG_NONE)
+  :: else
+  fi;
+  rest(req); /* nothing of it is read any more */
+  rLast[req] = 0; rOut[req] = 0; rFail[req] = 0; rHand[req] = 0; slack[req] = 0;
+  CLEARED(req);
+  rEnd[req] = true;
+  ended++
+}
+inline reserve(req, node) {
+  if
+  :: rD[req] == NONE -> rTold[req] = false
+  :: else
+  fi;
+  rLast[req]++;
+  assert(rLast[req] < 15);
+  rAtt[req] = rLast[req];
+  rProg[req] = false; rShip[req] = false; rGid[req] = 0; rMis[req] = 0;
+  RUNS(req, false);
+  rBase[req] = rOut[req];
+  leg_move(req, LEG_RESERVING);
+  rD[req] = node;
+  rTold[req] = true;
+  toN[node] ! M_RESERVE, KEY(req, rAtt[req]), rBase[req], 0
+}
+/* counted: an attempt is lost with it. Almost all of these only stray; a fault of a node (gap) and a death that was its own count
+ * against the request. */
+inline leg_failed(req, counted, handback, stays) {
+  if
+  :: handback ->
+    if
+    :: rProg[req] -> rHand[req] = 0
+    :: else -> rHand[req]++
+    fi
+  :: !(handback) && (counted) && !rProg[req] && !GROW -> /* nothing is lost unless something broke, and a session that blips costs nothing */
+    assert(slack[req] > 0);
+    slack[req]--
+  :: else
+  fi;
+  if
+  :: rFail[req] + DEATHS(req) >= ATTEMPTS_MAX || rHand[req] >= HANDBACKS_MAX ->
+    assert(!POISON || req == 0); /* nobody is failed for having been beside another one */
+    finish(req, false)
+  :: else ->
+    if
+    :: (stays) && rD[req] != NONE && READYN(rD[req]) ->
+      b = (rOld[req] != 0 -> rOld[req] : (rTold[req] -> rAtt[req] : 0));
+      leave_prefill(req);
+      reserve(req, rD[req]);
+      rOld[req] = b
+    :: else ->
+      leave_prefill(req);
+      leave_decode(req, false);
+      rest(req);
+      leg_move(req, LEG_WAITING)
+    fi
+  fi
+}
+inline decoding(req) {
+  flag = (rUnv[req] && rOld[req] == 0);
+  if
+  :: rOld[req] != 0 -> rAtt[req] = rOld[req]; rOld[req] = 0
+  :: else
+  fi;
+  if
+  :: rS[req] != LEG_DECODING -> leg_move(req, LEG_DECODING)
+  :: else
+  fi;
+  rGid[req] = 0; rMis[req] = 0; rBase[req] = 0;
+  rUnv[req] = flag
+}
+#define ANSWERS(req) (rS[req] == LEG_RESERVING || rS[req] == LEG_QUEUED)
+inline go_local(req) {
+  if
+  :: ANSWERS(req) -> rOld[req] = 0; leg_move(req, LEG_DECODING); rBase[req] = 0
+  :: else
+  fi
+}
+inline send_prefill(req) {
+  toN[ND + rP[req]] ! M_PREFILL, KEY(req, rAtt[req]), rGid[req] * 16 + rMis[req], LAST_ONE(req) + rD[req] * 16 + rEpoch[rD[req]] * 4 + rBase[req];
+  rPtold[req] = true
+}
+inline late(node) {
+  if
+  :: rEnd[r] == 0 && rD[r] == node && rTold[r] && a < rAtt[r] && OK(20) -> skip /* mutant 20: a late Cancel where the next attempt is */
+  :: else ->
+    if
+    :: t == M_GRANTED || t == M_QUEUED || t == M_STARTED -> tell(node, M_CANCEL, KEY(r, a), 0, 0)
+    :: else
+    fi
+  fi
+}
+inline started(req) {
+  if
+  :: ANSWERS(req) && rOld[req] == 0 -> go_local(req)
+  :: else
+  fi;
+  if
+  :: rS[req] == LEG_PREFILLING || rOld[req] != 0 -> decoding(req)
+  :: else
+  fi;
+  RUNS(req, rS[req] == LEG_DECODING)
+}
+/* The attempt of r has failed: leg_failed follows, which is in an event once only (Spin bounds their length). */
+hidden byte fails, loses, returns, remains;
+#define FAILS(counted, handback, stays) fails = true; loses = counted; returns = handback; remains = stays
+inline on_token(node) {
+  if
+  :: rEnd[r] != 0 -> skip
+  :: rEnd[r] == 0 && !((rOld[r] != 0 && a == rOld[r] && node == rD[r]) || (a == rAtt[r] && (node == rD[r] || node == ND + rP[r]))) -> skip
+  :: else ->
+    if
+    :: node == rD[r] && a == rAtt[r] -> go_local(r)
+    :: else
+    fi;
+    if
+    :: node == rD[r] && (rS[r] == LEG_PREFILLING || (rOld[r] != 0 && a == rOld[r])) -> decoding(r)
+    :: else
+    fi;
+    if
+    :: x > rOut[r] && OK(17) -> rFail[r]++; FAILS(true, false, false)
+    :: x < rOut[r] && OK(17) -> skip
+    :: x == rOut[r] || MUT(17) -> /* mutant 17: tokens are taken as they come */
+      assert(x == rOut[r] && x < NTOK); /* I5: one sequence without a gap */
+      rOut[r]++;
+      rProg[r] = true;
+      CLEARED(r);
+      if
+      :: x == NTOK - 1 -> flag = (rS[r] == LEG_DECODING); finish(r, flag)
+      :: else
+      fi
+    fi
+  fi
+}
+inline on_granted() {
+  if
+  :: ANSWERS(r) -> rOld[r] = 0; rGid[r] = x / 16; rMis[r] = x % 16; leg_move(r, LEG_GRANTED)
+  :: else
+  fi
+}
+inline on_already() {
+  if
+  :: ANSWERS(r) && x < rAtt[r] ->
+    rOld[r] = x;
+    if
+    :: y > rOut[r] && OK(30) -> FAILS(false, false, false) /* mutant 30: tokens that went by unread are not missed */
+    :: else -> decoding(r)
+    fi
+  :: else
+  fi
+}
+inline on_shipped() {
+  if
+  :: rShip[r] -> skip
+  :: else ->
+    rShip[r] = true;
+    if
+    :: x == 0 && rS[r] == LEG_PREFILLING && OK(43) -> rUnv[r] = true /* whoever ended the grant, or began with it, says so; mutant 43: a failure */
+    :: x == 0 && rS[r] == LEG_PREFILLING && MUT(43) -> FAILS(true, false, true)
+    :: x == 1 && rS[r] == LEG_PREFILLING && OK(36) -> rUnv[r] = true /* mutant 36: nobody asks whether Started was lost */
+    :: else
+    fi
+  fi
+}
+inline on_failed(node) {
+  if
+  :: node != rD[r] && rS[r] == LEG_DECODING -> rShip[r] = true
+  :: node != rD[r] && rS[r] == LEG_PREFILLING && x == WHY_GONE && OK(38) -> skip /* mutant 38: a Prefill lost with the session is a failure */
+  :: node == rD[r] && rS[r] == LEG_PREFILLING && x == WHY_GONE && OK(45) -> rUnv[r] = true /* P will say: all may be done, with its token on the way; mutant 45: a failure */
+  :: node == rD[r] && ANSWERS(r) && x == WHY_AGAIN -> rTold[r] = false; leave_prefill(r); leave_decode(r, false); rest(r); leg_move(r, LEG_WAITING)
+  :: else ->
+    good = (node == rD[r]);
+    flag = !(good && ANSWERS(r) && x == WHY_GONE); /* a Reserve that was lost on the way: nobody failed */
+    if
+    :: good -> rTold[r] = false
+    :: else -> rPtold[r] = false
+    fi;
+    back = (x == WHY_AGAIN);
+    same = !good;
+    FAILS(flag, back, same)
+  fi
+}
+inline on_preempted(node) {
+  if
+  :: node == rD[r] -> rTold[r] = false; FAILS(false, true, false)
+  :: else
+  fi
+}
+inline on_refused(node) {
+  if
+  :: node != rD[r] && rS[r] == LEG_PREFILLING && x == 0 -> rPtold[r] = false; leave_prefill(r); leg_move(r, LEG_GRANTED)
+  :: node != rD[r] && rS[r] == LEG_PREFILLING && x == 1 -> assert(false) /* a request is failed that nothing is wrong with */
+  :: else
+  fi
+}
+#if SUSPECTS
+inline on_prefilling(node) {
+  for (u : 0 .. NREQ - 1) {
+    old[u] = rNote[(node - ND) * NREQ + u]; oldAtt[u] = rNoteAtt[(node - ND) * NREQ + u];
+    rNote[(node - ND) * NREQ + u] = 0; rNoteAtt[(node - ND) * NREQ + u] = 0
+  }
+  noted(node);
+  do
+  :: toR[node] ? [M_PREFILLING, _, _, 0] -> toR[node] ? t, k, x, y; r = k / 16; a = k % 16; noted(node)
+  :: else -> break
+  od
+}
+inline noted(node) { /* who has left may still be in the engine, but does not get there any more */
+  if
+  :: a != 0 && !rEnd[r] && ((old[r] != 0 && oldAtt[r] == a) || (rP[r] != NONE && ND + rP[r] == node && a == rAtt[r])) ->
+    rNote[(node - ND) * NREQ + r] = 1 + x; rNoteAtt[(node - ND) * NREQ + r] = a
+  :: else
+  fi
+}
+inline count_death(req, place) {
+  rDeaths[req] = ((rDeaths[req] != 0 && rPlace[req] == place) -> rDeaths[req] + 1 : 1);
+  rPlace[req] = place;
+  assert(rDeaths[req] <= truth[req]) /* no innocent's */
+}
+/* The process of the node is gone: was the engine at request r? */
+inline died(node) {
+  if
+  :: MUT(40) -> skip /* mutant 40: no death counts */
+  :: OK(40) && MUT(39) && (rD[r] == node || (rP[r] != NONE && ND + rP[r] == node)) -> count_death(r, 1) /* mutant 39: all that is at the node counts */
+  :: OK(40) && OK(39) && node >= ND ->
+    u = (node - ND) * NREQ + r;
+    if
+    :: rNote[u] != 0 -> x = rNote[u]; count_death(r, x)
+    :: else
+    fi
+  :: OK(40) && OK(39) && node < ND && rD[r] == node && rS[r] == LEG_DECODING && rRuns[r] && !rProg[r] -> x = 8 + rOut[r]; count_death(r, x)
+  :: else
+  fi;
+  if
+  :: node >= ND -> rNote[(node - ND) * NREQ + r] = 0; rNoteAtt[(node - ND) * NREQ + r] = 0
+  :: else
+  fi
+}
+#endif
+inline lose_node(node) {
+  rLost[node] = true;
+  fails = false;
+  for (r : 0 .. NREQ - 1) {
+#if SUSPECTS
+    if
+    :: !rEnd[r] -> died(node)
+    :: else
+    fi;
+#endif
+    if
+    :: rEnd[r] == 0 && rD[r] == node ->
+      rTold[r] = false;
+      rOld[r] = 0;
+      FAILS(!ANSWERS(r), false, false)
+    :: rEnd[r] == 0 && rP[r] != NONE && ND + rP[r] == node ->
+      rPtold[r] = false;
+      if
+      :: rS[r] == LEG_DECODING -> leave_prefill(r)
+      :: else -> FAILS(true, false, true)
+      fi
+#if SUSPECTS
+    :: rEnd[r] == 0 && rD[r] != node && !(rP[r] != NONE && ND + rP[r] == node) && rFail[r] + rDeaths[r] >= ATTEMPTS_MAX -> /* it had left already */
+      FAILS(false, false, false)
+#endif
+    :: else
+    fi;
+    if
+    :: fails -> fails = false; leg_failed(r, loses, returns, remains)
+    :: else
+    fi
+  }
+}
+inline on_welcome(node) {
+  rWel[node] = true;
+  flag = (rEpoch[node] == x);
+  good = (rEpoch[node] != NONE);
+  rEpoch[node] = x;
+  rLost[node] = false;
+  if
+  :: flag || MUT(18) -> /* mutant 18: a node started again is taken for the one before */
+    for (r : 0 .. NREQ - 1) {
+      if
+      :: rEnd[r] == 0 && rD[r] == node && ANSWERS(r) && OK(26) -> toN[node] ! M_RESERVE, KEY(r, rAtt[r]), rBase[r], 0; rTold[r] = true /* mutant 26: what was lost is not said again */
+      :: else
+      fi;
+      if
+      :: rEnd[r] == 0 && rP[r] != NONE && ND + rP[r] == node && rS[r] == LEG_PREFILLING && !rShip[r] && OK(26) -> send_prefill(r)
+      :: else
+      fi;
+      if
+      :: rEnd[r] == 0 && rD[r] == node && (rS[r] == LEG_DECODING || rS[r] == LEG_PREFILLING) && OK(36) -> rUnv[r] = true
+      :: else
+      fi
+    }
+  :: else ->
+    rWel[node] = false; /* not to be chosen by what follows */
+    if
+    :: good -> lose_node(node)
+    :: else
+    fi;
+    rWel[node] = true;
+    rLost[node] = false
+  fi
+}
+inline r_message(node) {
+  r = k / 16; a = k % 16;
+  fails = false;
+  if
+  :: t == M_WELCOME -> on_welcome(node)
+#if SUSPECTS
+  :: t == M_PREFILLING -> on_prefilling(node)
+#endif
+  :: t == M_TOKEN -> on_token(node)
+  :: else ->
+    if
+    :: rEnd[r] != 0 || !(rD[r] == node || (rP[r] != NONE && ND + rP[r] == node)) -> late(node)
+    :: else ->
+      if
+      :: rOld[r] != 0 && a == rOld[r] && node == rD[r] ->
+        if
+        :: t == M_STARTED -> started(r)
+        :: t == M_FAILED || t == M_PREEMPTED -> rOld[r] = 0
+        :: else
+        fi
+      :: else ->
+        if
+        :: a == rAtt[r] ->
+          if
+          :: t == M_GRANTED && node == rD[r] -> on_granted()
+          :: t == M_QUEUED && node == rD[r] && rS[r] == LEG_RESERVING -> leg_move(r, LEG_QUEUED)
+          :: t == M_STARTED && node == rD[r] -> started(r)
+          :: t == M_ALREADY && node == rD[r] -> on_already()
+          :: t == M_SHIPPED && node != rD[r] -> on_shipped()
+          :: t == M_FAILED -> on_failed(node)
+          :: t == M_PREEMPTED -> on_preempted(node)
+          :: t == M_REFUSED -> on_refused(node)
+          :: t == M_STALE -> assert(false) /* the node knows a later attempt than R */
+          :: else
+          fi
+        :: t == M_ALREADY && a != rAtt[r] && x == rAtt[r] -> skip
+        :: else -> late(node)
+        fi
+      fi
+    fi
+  fi;
+  if
+  :: fails -> leg_failed(r, loses, returns, remains)
+  :: else
+  fi
+}
+#define CAN_TELL(node) (len(toN[node]) <= SC - 4)
+#if NN == 2
+#define CAN_TELL_ALL (CAN_TELL(0) && CAN_TELL(1))
+#elif NN == 3
+#define CAN_TELL_ALL (CAN_TELL(0) && CAN_TELL(1) && CAN_TELL(2))
+#else
+#define CAN_TELL_ALL (CAN_TELL(0) && CAN_TELL(1) && CAN_TELL(2) && CAN_TELL(3))
+#endif
+#if SUSPECTS
+inline lost_from_sight(node) { /* for all that R can know, it died in the middle of what it named last */
+  for (u : 0 .. NREQ - 1) {
+    if
+    :: (node >= ND && rNote[(node - ND) * NREQ + u] != 0) || (node < ND && rRuns[u]) -> ITS_OWN(u)
+    :: else
+    fi
+  }
+}
+#endif
+proctype Session(byte node) { /* R's side of it */
+end:
+  do
+  :: d_step { rAlive && up[node] && len(toR[node]) > 0 && CAN_TELL_ALL -> toR[node] ? t, k, x, y; r_message(node); v = 0 }
+  :: d_step { rAlive && up[node] && len(toR[node]) > 0 && FAULT(KIND_DUP) && CAN_TELL_ALL && !(toR[node] ? [M_WELCOME, _, _, _]) ->
+      faults--; COST; toR[node] ? t, k, x, y; toR[node] ! t, k, x, y; r_message(node); v = 0 }
+  :: d_step { rAlive && !up[node] && alive[node] && !nodeUp[node] -> /* both know of the end; Hello opens the next one */
+      up[node] = true;
+      rWel[node] = false;
+      for (r : 0 .. NREQ - 1) {
+        a = 0; x = 0;
+        if
+        :: rEnd[r] == 0 && rD[r] == node ->
+          x = rOld[r];
+          if
+          :: rTold[r] -> a = rAtt[r]
+          :: else
+          fi
+        :: rEnd[r] == 0 && rP[r] != NONE && ND + rP[r] == node && rPtold[r] && !rShip[r] -> a = rAtt[r]
+        :: else
+        fi;
+        toN[node] ! M_HELLO, KEY(r, a), x, rOut[r]
+      }
+      v = 0 }
+  :: d_step { rAlive && !up[node] && !rLost[node] && rEpoch[node] != NONE && CAN_TELL_ALL -> /* its session did not come back */
+      if
+      :: rEpoch[node] == epoch[node] ->
+        COST;
+#if SUSPECTS
+        lost_from_sight(node)
+#endif
+      :: else
+      fi;
+      lose_node(node); v = 0 }
+  od
+}
+/* Requests are alike, and so are nodes: the first to begin is called 0, and so is the first node that is used while both are new. */
+#if NREQ == 1
+#define UNASKED (rLast[0] == 0)
+#define NO_WORK(p) (pS[p] == REQ_FREE && pOa[p] == 0 && pCan[p] == 0)
+#else
+#define UNASKED (rLast[0] == 0 && rLast[1] == 0 && ended == 0)
+#define NO_WORK(p) false
+#endif
+#define ASLEEP(node) (epoch[node] == 0 && up[node] && nodeUp[node] && rWel[node] && len(toN[node]) + len(toR[node]) == 0)
+#define UNUSED(p) (ASLEEP(ND + (p)) && NO_WORK(p) && linkN[p] == 0 && fR[p] == 0)
+proctype Leg(byte rq) {
+end:
+  do
+  :: d_step { rAlive && rEnd[rq] == 0 && rS[rq] == LEG_WAITING && READYN(0) && CAN_TELL(0) && (rq == 0 || !UNASKED) -> reserve(rq, 0) }
+#if ND > 1
+  :: d_step { rAlive && rEnd[rq] == 0 && rS[rq] == LEG_WAITING && READYN(1) && CAN_TELL(1) && !(UNASKED && (rq != 0 || (ASLEEP(0) && ASLEEP(1)))) -> reserve(rq, 1) }
+#endif
+  :: d_step { rAlive && rEnd[rq] == 0 && rS[rq] == LEG_GRANTED && READYN(ND) && CAN_TELL(ND) ->
+      leg_move(rq, LEG_PREFILLING); rP[rq] = 0; send_prefill(rq) }
+#if NP > 1
+  :: d_step { rAlive && rEnd[rq] == 0 && rS[rq] == LEG_GRANTED && READYN(ND + 1) && CAN_TELL(ND + 1) && !(UNUSED(0) && UNUSED(1)) ->
+      leg_move(rq, LEG_PREFILLING); rP[rq] = 1; send_prefill(rq) }
+#endif
+  /* A leg that ought to be decoding is silent: its node is asked, with the next attempt. */
+  :: d_step { rAlive && rEnd[rq] == 0 && rUnv[rq] && rD[rq] != NONE && READYN(rD[rq]) && CAN_TELL_ALL ->
+      rUnv[rq] = false;
+      if
+      :: rS[rq] == LEG_PREFILLING && !rShip[rq] -> skip
+      :: else ->
+        a = rAtt[rq]; flag = rProg[rq];
+        leave_prefill(rq);
+        reserve(rq, rD[rq]);
+        rOld[rq] = a; rProg[rq] = flag
+      fi }
+  :: d_step { rAlive && rEnd[rq] == 0 && cancels > 0 && CAN_TELL_ALL -> cancels--; finish(rq, false) }
+  od
+}
+
+/* ---------------------------------------------------------------- what breaks */
 #define STILL_RUNS (ended < NREQ)
 /* A prefill node that has nothing to do with any request may break as it likes: nobody sees a difference. */
-#if NREQ == 1
+#if NREQ == 1 && !SUSPECTS
 #define BUSY(node) (node < ND || pS[(node - ND) * NREQ] != REQ_FREE || rP[0] == node - ND || len(toN[node]) + len(toR[node]) > 0)
 #elif NREQ == 2
 #define BUSY(node) (node < ND || pS[(node - ND) * NREQ] != REQ_FREE || pS[(node - ND) * NREQ + 1] != REQ_FREE || rP[0] == node - ND || rP[1] == node - ND || len(toN[node]) + len(toR[node]) > 0)
@@ -1557,10 +1790,24 @@ end:
   do
   :: d_step { FAULT(KIND_SESSION) && up[node] && STILL_RUNS && BUSY(node) -> faults--; cut_session(node) }
   :: d_step { FAULT(KIND_CRASH) && alive[node] && STILL_RUNS && BUSY(node) ->
-      faults--; costs++;
+      faults--; COST;
       if
-      :: node < ND -> crash_decode(node)
-      :: else -> n = node - ND; crash_prefill(n)
+      :: node < ND ->
+#if SUSPECTS
+        for (u : 0 .. NREQ - 1) {
+          if
+          :: dS[node * NREQ + u] == REQ_DECODE || (rRuns[u] && (len(toR[node]) > 0 || !up[node] || !nodeUp[node] || !rWel[node])) -> ITS_OWN(u)
+          :: else
+          fi
+        }
+#endif
+        crash_decode(node)
+      :: else ->
+        n = node - ND;
+#if SUSPECTS
+        deaths_of(n);
+#endif
+        crash_prefill(n)
       fi }
   :: d_step { !alive[node] -> alive[node] = true }
   od
@@ -1568,12 +1815,12 @@ end:
 proctype BreakRest() {
 end:
   do
-  :: d_step { FAULT(KIND_LINK) && linkUp[0] && STILL_RUNS -> faults--; costs++; cut_link(0) }
+  :: d_step { FAULT(KIND_LINK) && linkUp[0] && STILL_RUNS -> faults--; COST; cut_link(0) }
 #if NQ > 1
-  :: d_step { FAULT(KIND_LINK) && linkUp[1] && STILL_RUNS -> faults--; costs++; cut_link(1) }
+  :: d_step { FAULT(KIND_LINK) && linkUp[1] && STILL_RUNS -> faults--; COST; cut_link(1) }
 #endif
   :: d_step { FAULT(KIND_ROUTER) && rAlive && STILL_RUNS -> /* its clients get UNAVAILABLE; a new one knows nothing */
-      faults--; costs++;
+      faults--; COST;
       rAlive = false;
       for (n : 0 .. NN - 1) {
         cut_session(n);
@@ -1582,10 +1829,13 @@ end:
       }
       for (r : 0 .. NREQ - 1) {
         if
-        :: rEnd[r] == 0 -> rEnd[r] = END_ROUTER; ended++
+        :: rEnd[r] == 0 -> rEnd[r] = true; ended++
         :: else
         fi;
-        rS[r] = LEG_NONE; rUnv[r] = false; rD[r] = NONE; rP[r] = NONE; rOld[r] = 0; rTold[r] = false; rPtold[r] = false; rAtt[r] = 0; rShip[r] = false
+        rS[r] = LEG_NONE; rUnv[r] = false; rD[r] = NONE; rP[r] = NONE; rOld[r] = 0; rTold[r] = false; rPtold[r] = false;
+        rest(r);
+        rLast[r] = 0; rOut[r] = 0; rFail[r] = 0; rHand[r] = 0; slack[r] = 0;
+        CLEARED(r)
       }
       v = 0 }
   :: d_step { !rAlive && !rGone -> rAlive = true }
