@@ -830,7 +830,9 @@ inline step_end(d) {
     dIn[i] = false;
     emit(d, i);
     if
-    :: dPos[i] == NTOK -> d_release(d, i)
+    :: dPos[i] == NTOK -> /* ended by itself: a Reserve of it that comes once more takes no room; mutant 46: it does */
+      dCan[i] = ((dAtt[i] > dCan[i] && OK(46)) -> dAtt[i] : dCan[i]);
+      d_release(d, i)
     :: else
     fi
   :: else
