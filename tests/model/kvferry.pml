@@ -175,6 +175,7 @@ bool fValid[NP];
 
 #if SUSPECTS
 byte eAtt[PI], ePg[PI]; /* attempt that is in the step of engine p, 0: none; the block it is at */
+bool eSaid[NP]; /* the last list named somebody */
 bool pAlone[PI]; /* said with its Prefill: nobody shares its steps */
 byte rNote[PI], rNoteAtt[PI]; /* 1 + block of request r that p's last Prefilling named */
 byte rDeaths[NREQ], rPlace[NREQ]; /* deaths that count, and the place all of them were at */
@@ -751,7 +752,12 @@ inline d_frame(d) {
 inline d_message(d) {
   r = k / 16; a = k % 16;
   if
-  :: t == M_HELLO -> on_hello(d)
+  :: t == M_HELLO -> /* it is one message: each request has its part */
+    on_hello(d);
+    do
+    :: toN[d] ? [M_HELLO, _, _, _] -> toN[d] ? t, k, x, y; r = k / 16; a = k % 16; on_hello(d)
+    :: else -> break
+    od
   :: t == M_RESERVE -> on_reserve(d)
   :: t == M_CANCEL -> on_cancel(d)
   :: else
@@ -1002,7 +1008,8 @@ inline say_prefilling(p) {
   if
   :: n == 1 -> say(ND + p, M_PREFILLING, 0, 0, 1)
   :: else
-  fi
+  fi;
+  eSaid[p] = (n == 0)
 }
 #endif
 inline on_p_hello(p) {
@@ -1041,7 +1048,12 @@ inline on_p_hello(p) {
 inline p_message(p) {
   r = k / 16; a = k % 16;
   if
-  :: t == M_HELLO -> on_p_hello(p)
+  :: t == M_HELLO ->
+    on_p_hello(p);
+    do
+    :: toN[ND + p] ? [M_HELLO, _, _, _] -> toN[ND + p] ? t, k, x, y; r = k / 16; a = k % 16; on_p_hello(p)
+    :: else -> break
+    od
   :: t == M_PREFILL -> on_prefill(p)
   :: t == M_CANCEL ->
     j = p * NREQ + r;
@@ -1181,7 +1193,7 @@ inline crash_prefill(p) {
     pAtt[j] = 0; pGid[j] = 0; pMis[j] = 0; pD[j] = 0; pEp[j] = 0; pBase[j] = 0; pProg[j] = 0; pSent[j] = 0; pOa[j] = 0; pOt[j] = 0;
     pCan[j] = 0; pSaid[j] = false; pHad[j] = false;
 #if SUSPECTS
-    eAtt[j] = 0; ePg[j] = 0; pAlone[j] = false
+    eAtt[j] = 0; ePg[j] = 0; pAlone[j] = false; eSaid[p] = false
 #endif
   }
   fR[p] = 0; fPg[p] = 0; fLink[p] = 0; fGid[p] = 0; fD[p] = 0; fC[p] = 0; fValid[p] = false
@@ -1200,6 +1212,12 @@ inline computed(p, rec) {
   fi
 }
 #if SUSPECTS
+inline idle(p) {
+  if
+  :: OK(42) -> say_prefilling(p)
+  :: else -> eSaid[p] = false /* mutant 42: nobody says that the engine has nothing to do any more */
+  fi
+}
 inline engine_done(p) {
   for (u : p * NREQ .. p * NREQ + NREQ - 1) {
     if
@@ -1209,7 +1227,7 @@ inline engine_done(p) {
     eAtt[u] = 0; ePg[u] = 0
   }
   if
-  :: !WORKS(p) && OK(42) -> say_prefilling(p) /* mutant 42: nobody says that the engine has nothing to do any more */
+  :: !WORKS(p) -> idle(p)
   :: else
   fi
 }
@@ -1217,7 +1235,7 @@ inline engine_done(p) {
 inline deaths_of(p) {
   for (u : p * NREQ .. p * NREQ + NREQ - 1) {
     if
-    :: eAtt[u] != 0 || (pS[u] == REQ_COMPUTE && !IN_STEP(p)) || (rNote[u] != 0 && (len(toR[ND + p]) > 0 || !up[ND + p] || !nodeUp[ND + p] || !rWel[ND + p])) -> ITS_OWN(u % NREQ)
+    :: eAtt[u] != 0 || (pS[u] == REQ_COMPUTE && !IN_STEP(p)) || (eSaid[p] && rNote[u] != 0) || (rNote[u] != 0 && (len(toR[ND + p]) > 0 || !up[ND + p] || !nodeUp[ND + p] || !rWel[ND + p])) -> ITS_OWN(u % NREQ)
     :: else
     fi
   }
@@ -1228,6 +1246,7 @@ end:
   do
 #if SUSPECTS
   :: d_step { alive[ND + p] && IN_STEP(p) && !POISONED(p) && CAN_SAY(ND + p) && PROOM(p) -> engine_done(p) }
+  :: d_step { alive[ND + p] && !IN_STEP(p) && !WORKS(p) && eSaid[p] && CAN_SAY(ND + p) -> idle(p) } /* what it was at has been given up between two steps */
   :: d_step { alive[ND + p] && POISONED(p) && up[ND + p] && nodeUp[ND + p] && rWel[ND + p] && len(toR[ND + p]) == 0 -> /* what it said before was heard */
       COST; kills++; assert(kills <= ATTEMPTS_MAX); deaths_of(p); crash_prefill(p); v = 0 }
 #if NREQ == 2
@@ -1262,7 +1281,7 @@ end:
   /* One more page is final; after the last one the first token is sampled. */
 #if SUSPECTS
   :: d_step { alive[ND + p] && pS[SHP] == REQ_COMPUTE && !IN_STEP(p) && CAN_SAY(ND + p) ->
-      j = SHP; eAtt[j] = pAtt[j]; ePg[j] = pProg[j]; say(ND + p, M_PREFILLING, KEY(rq, pAtt[j]), pProg[j], 1) }
+      j = SHP; eAtt[j] = pAtt[j]; ePg[j] = pProg[j]; eSaid[p] = true; say(ND + p, M_PREFILLING, KEY(rq, pAtt[j]), pProg[j], 1) }
 #else
   :: d_step { alive[ND + p] && pS[SHP] == REQ_COMPUTE && CAN_SAY(ND + p) && PROOM(p) -> j = SHP; computed(p, j) }
 #endif
