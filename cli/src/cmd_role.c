@@ -97,7 +97,10 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->listen = kvf_config_string(c, "node.control");
     w->listen_transfer = has_transport(c, "tcp") ? kvf_config_string(c, "node.transfer") : NULL;
     w->advertise_host = kvf_config_string(c, "node.advertise");
+    w->allow_unequal_numerics = kvf_config_bool(c, "cluster.unequal_numerics");
     w->shm = has_transport(c, "shm");
+    w->cuda_ipc = has_transport(c, "cuda_ipc");
+    w->nccl = has_transport(c, "nccl");
     w->chunk_tokens = kvf_config_u32(c, "prefill.chunk_tokens");
     w->chunk_tokens_mixed = KVF_MIN(kvf_config_u32(c, "decode.prefill_chunk_tokens"), w->chunk_tokens);
     w->sequences_max = kvf_config_u32(c, "decode.sequences_max");
@@ -124,6 +127,9 @@ static int run_worker(const kvf_config *c, kvf_role role, const char *name, kvf_
     int status = device_of(c, &options.device);
     if (status != KVF_EXIT_OK) return status;
     options.tls = tls->cluster;
+    char source[64]; /* NCCL has no encryption: beside certificates it takes somebody who asks for it */
+    kvf_config_source(c, "node.transports", source, sizeof source);
+    if (tls->cluster && strcmp(source, "default") == 0) options.nccl = false;
     kvf_error err = {0};
     kvf_worker *w = NULL;
     /* Signals are blocked before the worker makes its threads; what arrives while the model loads is taken up
@@ -262,6 +268,7 @@ static void router_options_of(const kvf_config *c, const char *name, const membe
     r->core.queue_max_tokens = kvf_config_u64(c, "router.queue_max_tokens");
     r->core.ready_grace_ns = kvf_config_u64(c, "router.ready_grace");
     r->core.ship_min = ship_min_of(c);
+    r->core.allow_other_numerics = kvf_config_bool(c, "cluster.unequal_numerics");
     r->core.strict = !kvf_config_bool(c, "router.prefill_fallback");
     r->core.status_timeout_ns = kvf_config_u64(c, "router.node_timeout");
     r->core.reconnect_grace_ns = kvf_config_u64(c, "router.node_grace");

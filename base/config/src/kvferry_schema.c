@@ -23,6 +23,8 @@ static const kvf_config_key keys[] = {
         "name of this process in the cluster; of its role and host when not set"),
     KEY("cluster.insecure_networks", BOOL, "false", 0, 0, "insecure-networks",
         "allow connections beyond loopback and Unix sockets without encryption"),
+    KEY("cluster.unequal_numerics", BOOL, "false", 0, 0, "unequal-numerics",
+        "let nodes whose arithmetic differs (a GPU's and a CPU's) hand pages to each other"),
 
     KEY("model.path", STRING, NULL, 0, 0, "model", "model file (GGUF)"),
     KEY("model.id", STRING, NULL, 0, 0, "model-id", "name that clients use; the file's own name when not set"),
@@ -92,7 +94,8 @@ static const kvf_config_key keys[] = {
     KEY("node.transfer", ADDRESS, "127.0.0.1:0", 0, 0, "transfer", "page connections of other nodes to this one"),
     KEY("node.advertise", STRING, NULL, 0, 0, "advertise",
         "host that other nodes are told for page connections, where it is not the one of node.transfer"),
-    CHOICE("node.transports", STRINGS, "shm,tcp", "shm tcp", "transports", "ways to move pages, best first"),
+    CHOICE("node.transports", STRINGS, "cuda_ipc,nccl,shm,tcp", "cuda_ipc nccl shm tcp", "transports",
+        "ways to move pages; cuda_ipc and nccl between devices only, over a link of shm or tcp"),
     KEY("node.heartbeat", DURATION, "200ms", 10 * MS, 60 * S, "node-heartbeat",
         "interval of a node's reports to its routers"),
     KEY("node.stall_limit", DURATION, "20s", 100 * MS, 3600 * S, "stall-limit",

@@ -44,7 +44,8 @@ static void *open_plugin_file(const char *wanted, char *why, size_t why_room_byt
         snprintf(path, sizeof path, "%s%s", folder, KVF_CUDA_PLUGIN_FILE);
         if (access(path, R_OK) == 0) wanted = path;
     }
-    library = dlopen(wanted ? wanted : KVF_CUDA_PLUGIN_FILE, RTLD_NOW | RTLD_LOCAL);
+    /* NODELETE: threads of the runtime may be inside its code for a moment after the last stream has ended. */
+    library = dlopen(wanted ? wanted : KVF_CUDA_PLUGIN_FILE, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     const char *text = library ? NULL : dlerror();
     if (!library) snprintf(why, why_room_bytes, "%s", text ? text : KVF_CUDA_PLUGIN_FILE);
     return library;
@@ -159,6 +160,33 @@ static void *cuda_page(kvf_backend *base, uint32_t layer, uint32_t block) {
     cuda_backend *b = (cuda_backend *)base;
     KVF_ASSERT(layer < b->spec.layers && block < base->blocks);
     return b->pages + layer * b->layer_bytes + block * base->page_bytes;
+}
+
+const kvf_cuda_api *kvf_cuda_backend_api(const kvf_backend *base) { return &((const cuda_backend *)base)->api; }
+uint32_t kvf_cuda_backend_device(const kvf_backend *base) { return (uint32_t)((const cuda_backend *)base)->ordinal; }
+
+static kvf_cuda_pages pages_of(const cuda_backend *b, const void *pages, uint32_t count, uint8_t *slot, uint32_t *crc) {
+    return (kvf_cuda_pages){.pool = b->pages,
+        .layer_bytes = b->layer_bytes,
+        .page_bytes = b->base.page_bytes,
+        .slot = slot,
+        .pages = pages,
+        .count = count,
+        .crc = crc};
+}
+
+void kvf_cuda_backend_pack(
+    const kvf_backend *base, const void *pages, uint32_t count, uint8_t *slot, uint32_t *crc, kvf_cuda_stream stream) {
+    const cuda_backend *b = (const cuda_backend *)base;
+    kvf_cuda_pages a = pages_of(b, pages, count, slot, crc);
+    b->kernels->pages_pack(&a, stream);
+}
+
+void kvf_cuda_backend_unpack(
+    const kvf_backend *base, const void *pages, uint32_t count, uint8_t *slot, uint32_t *crc, kvf_cuda_stream stream) {
+    const cuda_backend *b = (const cuda_backend *)base;
+    kvf_cuda_pages a = pages_of(b, pages, count, slot, crc);
+    b->kernels->pages_unpack(&a, stream);
 }
 
 static const kvf_backend_ops cuda_ops = {

@@ -26,7 +26,7 @@ static kvf_tx_config tx_config(const kvf_node_config *c) {
         .blocks_max = blocks_per_seq(c),
         .layers = c->layers,
         .page_bytes = c->page_bytes,
-        .inflight_max = 256,
+        .inflight_max = c->inflight_max ? c->inflight_max : 256,
         .hold_ttl_ns = c->hold_ttl_ns,
         .relink_ttl_ns = c->relink_ttl_ns};
 }

@@ -388,6 +388,13 @@ void kvf_node_on_landed(kvf_node *n, kvf_time_ns now, const kvf_landing *landing
     if (!crc_ok) rejected(n, landing->link);
 }
 
+void kvf_node_on_dropped(kvf_node *n, kvf_time_ns now, const kvf_landing *landing) {
+    n->now = now;
+    kvf_rx_on_dropped(n->rx, now, landing);
+}
+
+bool kvf_node_link_waits(const kvf_node *n, kvf_link_id link) { return kvf_tx_waits(n->tx, link); }
+
 void kvf_node_on_page_sent(kvf_node *n, kvf_time_ns now, uint64_t token, bool ok, uint32_t crc) {
     n->now = now;
     kvf_tx_on_page_sent(n->tx, now, token, ok, crc);

@@ -1,5 +1,6 @@
 /* Between the node core and the endpoint: callbacks become events, actions become sends. */
 #include "worker_int.h"
+#include "kvf/cuda_backend.h"
 #include "kvf/log.h"
 #include <inttypes.h>
 
@@ -54,7 +55,9 @@ static kvf_page_verdict on_page(
     kvf_worker *w = self;
     kvf_page_verdict verdict = kvf_node_on_page(w->core, kvf_os_now_ns(), link, header, landing);
     if (verdict == KVF_PAGE_ACCEPT)
-        *target = w->backend->ops->page(w->backend, landing->layer, landing->block.index);
+        *target = w->backend->in_device_memory
+                      ? NULL
+                      : w->backend->ops->page(w->backend, landing->layer, landing->block.index);
     else
         dropped(w, link, header->grant, "PAGE", kvf_page_verdict_text(verdict),
             verdict == KVF_PAGE_GONE || verdict == KVF_PAGE_DUPLICATE);
@@ -67,13 +70,56 @@ static void on_landed(void *self, kvf_link_id link, const kvf_landing *landing, 
     kvf_node_on_landed(w->core, kvf_os_now_ns(), landing, crc_ok);
 }
 
+static void on_dropped(void *self, kvf_link_id link, const kvf_landing *landing) {
+    (void)link;
+    kvf_worker *w = self;
+    kvf_node_on_dropped(w->core, kvf_os_now_ns(), landing);
+}
+
+static void on_page_sent(void *self, uint64_t token, bool ok, uint32_t crc) {
+    kvf_worker *w = self;
+    kvf_node_on_page_sent(w->core, kvf_os_now_ns(), token, ok, crc);
+    pump_soon(w);
+}
+
+static bool link_waits(void *self, kvf_link_id link) { return kvf_node_link_waits(((kvf_worker *)self)->core, link); }
+
+static void on_device_lost(void *self, const char *text) { worker_device_lost(self, text); }
+
 static void on_room(void *self, kvf_link_id link) {
     (void)link;
     pump_soon(self);
 }
 
+static void pack(
+    void *self, const kvf_page_at *pages, uint32_t count, uint8_t *slot, uint32_t *crc, kvf_cuda_stream stream) {
+    kvf_cuda_backend_pack(self, pages, count, slot, crc, stream);
+}
+static void unpack(
+    void *self, const kvf_page_at *pages, uint32_t count, uint8_t *slot, uint32_t *crc, kvf_cuda_stream stream) {
+    kvf_cuda_backend_unpack(self, pages, count, slot, crc, stream);
+}
+
+/* A wish for NCCL where there is none leaves the other ways. */
+static void describe_device(kvf_worker *w) {
+    kvf_error err;
+    w->device = (kvf_page_device){.cuda = kvf_cuda_backend_api(w->backend),
+        .ipc = w->options.cuda_ipc,
+        .device = kvf_cuda_backend_device(w->backend),
+        .pack = pack,
+        .unpack = unpack,
+        .self = w->backend};
+    if (!w->options.nccl) return;
+    w->nccl_loaded = kvf_nccl_load(NULL, &w->nccl, &err) == KVF_OK;
+    if (w->nccl_loaded)
+        w->device.nccl = &w->nccl;
+    else
+        kvf_log(KVF_LOG_WARN, "link", "pages do not go over NCCL: %s", err.message);
+}
+
 kvf_status links_create(kvf_worker *w, const kvf_identity *identity, kvf_error *err) {
     const kvf_worker_options *o = &w->options;
+    if (w->backend->in_device_memory) describe_device(w);
     kvf_endpoint_options eo = {.base = w->base,
         .node = w->name,
         .epoch = w->config.info.epoch,
@@ -86,13 +132,18 @@ kvf_status links_create(kvf_worker *w, const kvf_identity *identity, kvf_error *
         .connect_timeout_ns = 2 * KVF_NS_PER_S,
         .heartbeat_ns = o->heartbeat_ns,
         .peer_timeout_ns = o->peer_timeout_ns,
+        .device = w->backend->in_device_memory ? &w->device : NULL,
         .callbacks = {.self = w,
             .on_link_up = on_link_up,
             .on_link_down = on_link_down,
             .on_frame = on_frame,
             .on_page = on_page,
             .on_landed = on_landed,
-            .on_room = on_room}};
+            .on_room = on_room,
+            .on_dropped = on_dropped,
+            .on_page_sent = on_page_sent,
+            .waits = link_waits,
+            .on_device_lost = on_device_lost}};
     return kvf_endpoint_create(&eo, &w->endpoint, err);
 }
 
@@ -114,6 +165,13 @@ static void connect_peer(kvf_worker *w, const kvf_node_act *act) {
     }
 }
 
+/* The core asked for room before, so a page that is not taken met the end of its link. */
+static void post_page(kvf_worker *w, const kvf_node_act *act) {
+    if (kvf_endpoint_post_page(w->endpoint, act->link, &act->page.header, act->page.block.index, act->page.token) !=
+        KVF_OK)
+        kvf_node_on_page_sent(w->core, kvf_os_now_ns(), act->page.token, false, 0);
+}
+
 static void send_page(kvf_worker *w, const kvf_node_act *act) {
     uint32_t crc = 0;
     const void *page = w->backend->ops->page(w->backend, act->page.header.layer, act->page.block.index);
@@ -124,7 +182,7 @@ static void send_page(kvf_worker *w, const kvf_node_act *act) {
 void links_act(kvf_worker *w, const kvf_node_act *act) {
     switch (act->kind) {
     case KVF_NODE_CONNECT: connect_peer(w, act); break;
-    case KVF_NODE_PAGE: send_page(w, act); break;
+    case KVF_NODE_PAGE: w->backend->in_device_memory ? post_page(w, act) : send_page(w, act); break;
     case KVF_NODE_FRAME:
         /* The core asked for room before, so KVF_AGAIN only follows a link that has just gone: its on_link_down is on
          * the way. */

@@ -123,15 +123,16 @@ static void on_inbox(evutil_socket_t fd, short what, void *self) {
 }
 
 /* The engine thread has finished a layer or a step. */
-/* A broken device lets nothing be taken apart in order either: whoever started this process starts another, and the
- * routers see this one's connections end. */
+void worker_device_lost(const kvf_worker *w, const char *text) {
+    kvf_log(KVF_LOG_ERROR, "node", "%s: the device answers nothing any more (%s): this process ends", w->name, text);
+    _exit(EXIT_FAILURE);
+}
+
 static void step_failed(const kvf_worker *w, kvf_status status) {
     const kvf_backend *b = w->backend;
     kvf_log(KVF_LOG_ERROR, "node", "an engine step failed: %s%s%s", kvf_status_text(status), b->trouble[0] ? ": " : "",
         b->trouble);
-    if (!b->broken) return;
-    kvf_log(KVF_LOG_ERROR, "node", "the device answers nothing any more: this process ends");
-    _exit(EXIT_FAILURE);
+    if (b->broken) worker_device_lost(w, b->trouble);
 }
 
 static void on_engine(evutil_socket_t fd, short what, void *self) {
@@ -271,6 +272,7 @@ static kvf_status read_tokenizer(kvf_worker *w, kvf_tokenizer_info *out, kvf_err
 static kvf_status make_core(kvf_worker *w, kvf_error *err) {
     snprintf(w->config.info.address, KVF_ADDRESS_MAX, "%s", kvf_endpoint_address(w->endpoint));
     snprintf(w->config.info.local_address, KVF_ADDRESS_MAX, "%s", kvf_endpoint_local_address(w->endpoint));
+    w->config.inflight_max = KVF_MAX(256u, kvf_endpoint_pages_held(w->endpoint));
     w->core_bytes = kvf_node_size(&w->config);
     w->core_memory =
         mmap(NULL, w->core_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -387,6 +389,7 @@ void kvf_worker_destroy(kvf_worker *w) {
     kvf_mailbox_destroy(w->inbox);
     if (w->wake_fd >= 0) close(w->wake_fd);
     if (w->core_memory) munmap(w->core_memory, w->core_bytes);
+    if (w->nccl_loaded) kvf_nccl_unload(&w->nccl);
     kvf_backend_destroy(w->backend);
     free(w);
 }

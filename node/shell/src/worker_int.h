@@ -38,6 +38,9 @@ struct kvf_worker {
     kvf_worker_options options;
     char name[KVF_NAME_MAX];
     kvf_backend *backend;
+    kvf_page_device device; /* where pages lie in a device's memory */
+    kvf_nccl_api nccl;
+    bool nccl_loaded;
     compute *compute;
     void *core_memory;
     size_t core_bytes;
@@ -90,4 +93,7 @@ bool progress_stalled(const kvf_worker *w); /* any thread */
 kvf_status links_create(kvf_worker *w, const kvf_identity *identity, kvf_error *err);
 void links_act(kvf_worker *w, const kvf_node_act *act);
 bool links_have_room(void *worker, kvf_link_id link);
+/* Ends the process at once: a device that is lost lets nothing be taken apart in order, whoever started this process
+ * starts another, and routers see the connections end. */
+void worker_device_lost(const kvf_worker *w, const char *text);
 #endif

@@ -21,4 +21,14 @@ typedef struct {
 /* KVF_ERR_UNSUPPORTED: err names what is missing (driver, runtime, GPU, plugin, a kernel for this model's shape). */
 kvf_status kvf_backend_open_cuda(
     const kvf_backend_options *options, const kvf_cuda_backend_options *cuda, kvf_backend **out, kvf_error *err);
+
+/* For whoever moves its pages: the runtime it uses, and launches on any stream from any thread. Page i of the list lies
+ * at slot + i * page_bytes; crc[i] is its checksum; list and sums in pinned memory of the host. A page is whole when
+ * its step has told of its layer. */
+const kvf_cuda_api *kvf_cuda_backend_api(const kvf_backend *b);
+uint32_t kvf_cuda_backend_device(const kvf_backend *b);
+void kvf_cuda_backend_pack(const kvf_backend *b, const void *pages, uint32_t count, uint8_t *slot, uint32_t *crc,
+    kvf_cuda_stream stream); /* pages: kvf_cuda_page of kvf/cuda_pages.h */
+void kvf_cuda_backend_unpack(
+    const kvf_backend *b, const void *pages, uint32_t count, uint8_t *slot, uint32_t *crc, kvf_cuda_stream stream);
 #endif

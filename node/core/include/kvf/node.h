@@ -36,6 +36,7 @@ typedef struct {
     uint32_t sessions_max;
     uint32_t outbox_max; /* tokens and prompt logprobs kept per session until acknowledged */
     uint32_t links_max;
+    uint32_t inflight_max; /* pages of one link handed out and not yet reported sent; 0: 256 */
     uint32_t sampling_bytes_max; /* of kvf_work.sampling */
     uint32_t expected_output; /* first estimate of output length, tokens */
     uint32_t events_max; /* block events kept for routers, a power of two */
@@ -69,6 +70,9 @@ kvf_status kvf_node_on_frame(kvf_node *n, kvf_time_ns now, kvf_link_id link, con
 kvf_page_verdict kvf_node_on_page(
     kvf_node *n, kvf_time_ns now, kvf_link_id link, const kvf_page_header *header, kvf_landing *landing);
 void kvf_node_on_landed(kvf_node *n, kvf_time_ns now, const kvf_landing *landing, bool crc_ok);
+/* In place of landed: the payload never came, its link is gone. */
+void kvf_node_on_dropped(kvf_node *n, kvf_time_ns now, const kvf_landing *landing);
+bool kvf_node_link_waits(const kvf_node *n, kvf_link_id link); /* kvf_tx_waits */
 void kvf_node_on_page_sent(kvf_node *n, kvf_time_ns now, uint64_t token, bool ok, uint32_t crc);
 
 /* ---- engine */

@@ -30,6 +30,7 @@ typedef struct {
     const char *advertise_host; /* NULL: as listened */
     kvf_tls_store *tls; /* kept; of control and page connections; NULL: plain. Unix sockets and shm are always plain */
     bool shm;
+    bool cuda_ipc, nccl; /* for pages in device memory, beside shm and TCP */
     bool allow_unequal_numerics;
     uint32_t chunk_tokens, chunk_tokens_mixed, sequences_max, requests_max, queue_max, expected_output;
     kvf_time_ns grant_ttl_ns, hold_ttl_ns, router_grace_ns, queue_ttl_ns, heartbeat_ns, peer_timeout_ns,
