@@ -139,7 +139,7 @@ static void lists_of_nodes_are_checked(void **state) {
     errors("router:\n  nodes:\n    - {id: a, role: decode, address: h:1}\n    - {id: a, role: decode, address: h:2}\n",
         "t.yaml:3:5: router.nodes: id 'a' is given twice\n");
     errors("node: {transports: [shm, rdma]}\n",
-        "t.yaml:1:26: node.transports[1]: 'rdma' is not known, expected one of: shm tcp\n");
+        "t.yaml:1:26: node.transports[1]: 'rdma' is not known, expected one of: cuda_ipc nccl shm tcp\n");
 }
 
 static void what_yaml_can_do_and_we_do_not_is_refused(void **state) {
@@ -181,7 +181,8 @@ static void flags_and_variables_are_checked_too(void **state) {
         "env KVFERRY_LOG_LEVEL: log.level: 'loud' is not known, expected one of: error warn info debug",
         "flag --thread: there is no such flag, did you mean '--threads'?",
         "flag --kv-memory: kv.memory: out of range, expected 1MiB to 1024TiB",
-        "flag --transports: node.transports: 'tpc' is not known, expected one of: shm tcp, did you mean 'tcp'?"};
+        "flag --transports: node.transports: 'tpc' is not known, expected one of: cuda_ipc nccl shm tcp, did "
+        "you mean 'tcp'?"};
     assert_int_equal(kvf_config_error_count(c), KVF_COUNT_OF(want));
     for (size_t i = 0; i < KVF_COUNT_OF(want); i++) assert_string_equal(kvf_config_error_at(c, i), want[i]);
     assert_int_equal(kvf_config_u64(c, "transfer.heartbeat"), 1000000000ull);
@@ -261,7 +262,7 @@ static void explain_names_values_and_origins(void **state) {
     assert_non_null(strstr(text, "log.level                          = debug   (flag --log-level)\n"));
     assert_non_null(strstr(text, "kv.memory                          = 512MiB   (default)\n"));
     assert_non_null(strstr(text, "model.path                         = -   (not set)\n"));
-    assert_non_null(strstr(text, "node.transports                    = [shm, tcp]   (default)\n"));
+    assert_non_null(strstr(text, "node.transports                    = [cuda_ipc, nccl, shm, tcp]   (default)\n"));
     assert_non_null(
         strstr(flags, "  --log-level NAME                 what is logged to stderr: error warn info debug [info]\n"));
     assert_null(strstr(flags, "kv-memory"));
