@@ -68,12 +68,14 @@ static void on_landed(void *self, kvf_link_id link, const kvf_landing *landing, 
     kvf_worker *w = self;
     if (!crc_ok) dropped(w, link, landing->grant, "PAGE", kvf_status_text(KVF_ERR_CORRUPT), false);
     kvf_node_on_landed(w->core, kvf_os_now_ns(), landing, crc_ok);
+    pump_soon(w); /* it may have been the last that a COMMIT waited for */
 }
 
 static void on_dropped(void *self, kvf_link_id link, const kvf_landing *landing) {
     (void)link;
     kvf_worker *w = self;
     kvf_node_on_dropped(w->core, kvf_os_now_ns(), landing);
+    pump_soon(w);
 }
 
 static void on_page_sent(void *self, uint64_t token, bool ok, uint32_t crc) {
