@@ -282,8 +282,11 @@ static bool lost_link(kvf_node *n, node_req *r, bool was_calling, kvf_status rea
     /* Another process is there, or one that this node may not speak to: no use in calling again. */
     bool final = reason == KVF_ERR_MISMATCH || reason == KVF_ERR_STALE || reason == KVF_ERR_AUTH;
     bool live = r->tx_active && !r->ending;
-    if (live && r->linked && n->config.relink_ttl_ns && !final && (was_calling || r->relinks++ < RELINKS_MAX))
-        return true; /* until relink_ttl, which tx keeps */
+    /* Which once had a link: until relink_ttl, which tx keeps. Which never had one: a connection that was cut while it
+     * was made is made once more. */
+    bool again =
+        !r->linked ? reason == KVF_ERR_PEER_LOST && r->relinks++ == 0 : was_calling || r->relinks++ < RELINKS_MAX;
+    if (live && n->config.relink_ttl_ns && !final && again) return true;
     r->link_slot = NONE;
     /* Without a relink ttl, hand-offs on a link that was up end through tx; those that waited for it end here, with the
      * reason of the call. */

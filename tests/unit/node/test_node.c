@@ -449,7 +449,7 @@ static void a_link_that_stays_away_ends_its_hand_off_in_time(void **state) {
     cut();
     rig_advance(&R, KVF_NS_PER_S / 4);
     assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED), 0);
-    rig_ship(&R, &late); /* it never had a link: its router finds it another way at once */
+    rig_ship(&R, &late); /* it never had a link: called once more, then its router finds it another way */
     for (uint32_t i = 0; i < 10; i++) rig_advance(&R, KVF_NS_PER_S / 100);
     assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED), 1);
     assert_int_equal(rig_last(&R, RIG_P, KVF_N_FAILED)->request.counter, 2);
@@ -466,6 +466,21 @@ static void a_link_that_stays_away_ends_its_hand_off_in_time(void **state) {
     rig_cancel(&R, RIG_D, late.request, 0);
     rig_advance(&R, KVF_NS_PER_S);
     assert_int_equal(R.connects, 1); /* nobody is waiting: nobody calls */
+    rig_check_at_rest(&R);
+}
+
+/* Soak and e2e-blips: a cut that met a link while it was called cost an attempt. */
+static void a_call_that_is_cut_is_made_once_more(void **state) {
+    relinking();
+    R.no_calls = true;
+    kvf_work w = rig_work(1, prompt, 200, 20);
+    rig_ship(&R, &w);
+    assert_int_equal(R.calls_in_vain, 1);
+    R.no_calls = false;
+    rig_advance(&R, KVF_NS_PER_S / 10);
+    assert_int_equal(R.connects, 1);
+    assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED), 0);
+    expect_output(w.request, 0, prompt, 200, 20);
     rig_check_at_rest(&R);
 }
 
@@ -749,6 +764,7 @@ int main(void) {
         T(a_link_that_dies_fails_the_hand_off_for_its_router),
         T(an_attempt_with_nothing_missing_only_makes_the_first_token),
         T(a_link_that_blips_costs_nothing),
+        T(a_call_that_is_cut_is_made_once_more),
         T(a_link_that_stays_away_ends_its_hand_off_in_time),
         T(another_process_at_the_address_ends_it_at_once),
         T(a_link_that_breaks_again_and_again_is_no_use),
