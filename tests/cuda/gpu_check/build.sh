@@ -17,6 +17,9 @@ common="-Ibase/include -Ikernels/include -Ikernels/quant/include -Ikernels/src -
 c="${CC:-gcc} -std=c11 -D_GNU_SOURCE -O2 -ffp-contract=off -fno-strict-aliasing $common -isystem $toolkit/include -c"
 # Vector and half types alias each other in tests, as nvcc allows.
 cxx="${CXX:-g++} -std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -Wno-psabi -I$here/shim -Itests/cuda -Itests/cuda/emu $common -isystem $toolkit/include -c"
+# The product's own launches, for the plugin that the engine opens.
+plain="$nvcc -std=c++17 -O3 ${gencode[*]} -Xcompiler=-fPIC,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions $common -c"
+engine="$c -fPIC -Ibase/device/include -Iengine/gguf/include -Iengine/forward/include -Iengine/backend/include -Iengine/cuda/include"
 cu="$nvcc -std=c++17 -O3 ${gencode[*]} -DKVF_LAUNCH_WATCHED -Itests/cuda $common -c"
 
 {
@@ -28,6 +31,12 @@ cu="$nvcc -std=c++17 -O3 ${gencode[*]} -DKVF_LAUNCH_WATCHED -Itests/cuda $common
     engine/sampler/src/sample engine/sampler/src/score engine/sampler/src/check engine/sampler/src/math base/src/status \
     kernels/cuda/gemm $here/crc; do
     echo "$c $f.c -o $folder/c_${f//\//_}.o"
+  done
+  [ $syntax = 1 ] || for f in rows qkv decode prefill pages quant sample; do echo "$plain kernels/cuda/$f.cu -o $folder/p_$f.o"; done
+  for f in kernels/cuda/plugin kernels/cuda/gemm; do echo "$engine $f.c -o $folder/p_${f##*/}.o"; done
+  for f in engine/cuda/src/{choose,device,forward,graph,step,weights,workspace} engine/backend/src/blocks base/device/src/cuda_api \
+    tests/bench/device_engine $here/no_files; do
+    echo "$engine $f.c -o $folder/e_${f//\//_}.o"
   done
 } | if [ $syntax = 1 ]; then sed 's| -c | -fsyntax-only |; s| -o [^ ]*$||'; else cat; fi |
   xargs -P "$(nproc)" -I{} sh -c '{} || { echo "failed: {}" >&2; exit 255; }'
@@ -43,3 +52,7 @@ link check-mma test_mma.o mma_tile.o gpu_device.o
 link check-rows test_rows.o rows.o qkv.o gpu_device.o
 for f in decode prefill pages quant sample; do link "check-$f" "test_$f.o" "$f.o" gpu_device.o; done
 link bench gpu_bench.o gpu_rows.o rows.o qkv.o decode.o prefill.o pages.o quant.o sample.o
+# The engine finds the runtime as the product does, and the plugin beside itself.
+"${CC:-gcc}" -shared -o "$folder/libkvferry-cuda.so" "$folder"/p_*.o -L"$toolkit/lib64" -lcudart -ldl
+cp -L "$toolkit"/lib64/libcudart.so.1[23] "$folder"
+"${CC:-gcc}" -o "$folder/device-engine" "$folder"/e_*.o "$folder"/c_{kernels_quant,kernels_src_rope,engine_sampler,base_src_status}*.o -ldl -lm
