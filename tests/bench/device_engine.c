@@ -31,19 +31,22 @@ typedef struct {
     kvf_sampling greedy;
 } bench;
 
+static kvf_gguf_tensor tensors[16];
+static kvf_model_layer layers[64];
+static kvf_model_spec model;
+
 static kvf_gguf_tensor *tensor(uint32_t inputs, uint32_t outputs) {
-    kvf_gguf_tensor *t = calloc(1, sizeof *t);
-    if (!t) exit(1);
+    static uint32_t count;
+    kvf_gguf_tensor *t = &tensors[count++];
     t->type = KVF_DTYPE_F16;
     t->dims[0] = inputs;
     t->dims[1] = outputs;
     return t;
 }
 
-/* Lives as long as the program. */
 static kvf_model_spec *make_spec(const shape *s, uint32_t context) {
-    kvf_model_spec *m = calloc(1, sizeof *m);
-    if (!m || !(m->layer = calloc(s->layers, sizeof *m->layer))) exit(1);
+    kvf_model_spec *m = &model;
+    m->layer = layers;
     m->arch = KVF_ARCH_LLAMA;
     m->layers = s->layers, m->hidden = s->hidden, m->heads = s->heads, m->kv_heads = s->kv_heads;
     m->head_dim = m->rope_dims = s->head_dim, m->ffn = s->ffn, m->vocab = s->vocab, m->context_max = context;
@@ -210,5 +213,10 @@ int main(int argc, char **argv) {
         fclose(json);
     }
     kvf_backend_destroy(n.b);
+    free(n.tokens);
+    free(n.blocks);
+    free(n.runs);
+    free(n.wants);
+    free(n.out);
     return 0;
 }

@@ -153,7 +153,12 @@ static void receiver_once(void) {
         .connect_timeout_ns = 3600 * KVF_NS_PER_S,
         .heartbeat_ns = 3600 * KVF_NS_PER_S,
         .peer_timeout_ns = 3600 * KVF_NS_PER_S,
-        .callbacks = {NULL, on_up, on_down, on_frame, on_page, on_landed, on_room},
+        .callbacks = {.on_link_up = on_up,
+            .on_link_down = on_down,
+            .on_frame = on_frame,
+            .on_page = on_page,
+            .on_landed = on_landed,
+            .on_room = on_room},
         .loopback = w.hub};
     kvf_error err;
     must(kvf_endpoint_create(&o, &w.e, &err) == KVF_OK, err.message);

@@ -100,6 +100,9 @@ static void mailbox_wakes_keeps_order_and_refuses_when_full(void **state) {
 
 /* A ring that walked through all of its memory would look like a leak for as long as that takes. */
 static void mailbox_touches_what_it_needs(void **state) {
+#ifdef __SANITIZE_THREAD__
+    skip(); /* its shadow counts as ours */
+#endif
     enum { CAPACITY = 65536 };
     uint64_t before, after, rss;
     uint32_t fds;
