@@ -246,6 +246,14 @@ void on_operator(sim *s) {
     sim_push(s, s->now + us(50000), EV_OPERATOR, SIM_NOBODY, 0);
 }
 
+/* A wall clock that is ahead makes a process seem the newer one, and its router waits for it to be lost
+ * (docs/protocol.md): the process that is in its place serves others. */
+static bool seems_older_here(sim *s, uint32_t router, uint32_t place, const kvf_node_info *own) {
+    kvf_router_node n;
+    if (!s->router[router].core || !kvf_router_node_at(s->router[router].core, s->now, place, &n)) return false;
+    return n.info && n.info->epoch != own->epoch && n.info->started_ns > 1000 * KVF_NS_PER_S + s->now;
+}
+
 /* When was there last no node that could have worked for a router's clients? */
 void note_service(sim *s) {
     for (uint32_t r = 0; r < s->plan->world.routers; r++) {
@@ -255,7 +263,7 @@ void note_service(sim *s) {
             if (!s->process[node].alive || s->process[node].frozen || s->session_blocked[r][place] > s->now) continue;
             kvf_node_stats stats;
             kvf_node_get_stats(s->node[node].core, &stats);
-            served |= stats.state == KVF_NODE_READY;
+            served |= stats.state == KVF_NODE_READY && !seems_older_here(s, r, place, &s->node[node].config.info);
         }
         if (!served) s->router[r].unserved = s->now;
     }
