@@ -3,31 +3,6 @@
 
 enum { CONTEXT_STEP = 256 };
 
-static bool run_is_valid(const cuda_backend *b, const kvf_engine_run *run) {
-    const kvf_model_spec *s = &b->spec;
-    if (run->count == 0 || run->count > b->options.tokens_max || run->logit_rows > run->count) return false;
-    if (run->position > s->context_max || run->count > s->context_max - run->position) return false;
-    for (uint32_t i = 0; i < run->count; i++)
-        if (run->tokens[i] >= s->vocab) return false;
-    for (uint32_t i = 0; i <= (run->position + run->count - 1) / KVF_BLOCK_TOKENS; i++)
-        if (run->blocks[i] >= b->base.blocks) return false;
-    return true;
-}
-
-static bool step_is_valid(const cuda_backend *b, const kvf_backend_step *step) {
-    if (step->runs_count == 0 || step->runs_count > b->options.sequences_max) return false;
-    uint32_t rows = 0, logits = 0;
-    for (uint32_t r = 0; r < step->runs_count; r++) {
-        const kvf_engine_run *run = &step->runs[r];
-        if (!run_is_valid(b, run) || run->count > b->options.tokens_max - rows ||
-            run->logit_rows > b->options.logit_rows_max - logits)
-            return false;
-        rows += run->count;
-        logits += run->logit_rows;
-    }
-    return true;
-}
-
 /* Bounds of contexts come in few sizes, so that few graphs are recorded: powers of two from 256 on. */
 static uint32_t context_bound(const cuda_backend *b, uint32_t context) {
     uint32_t bound = CONTEXT_STEP;
@@ -110,7 +85,9 @@ static kvf_status queue_step(cuda_backend *b, const kvf_backend_step *step, bool
 kvf_status cuda_run_step(kvf_backend *base, const kvf_backend_step *step) {
     cuda_backend *b = (cuda_backend *)base;
     base->trouble[0] = 0;
-    if (!step_is_valid(b, step)) return KVF_ERR_INVALID;
+    const kvf_backend_options *o = &b->options;
+    kvf_engine_limits limits = {base->blocks, o->tokens_max, o->sequences_max, o->logit_rows_max};
+    if (!kvf_engine_runs_fit(base->spec, &limits, step->runs, step->runs_count)) return KVF_ERR_INVALID;
     CUDA_TRY(b, device_set, b->ordinal); /* of this thread */
     place_runs(b, step);
     fill_inputs(b, step);

@@ -142,26 +142,14 @@ void kvf_engine_copy_block(kvf_engine *e, uint32_t to, uint32_t from, uint32_t t
     }
 }
 
-static bool run_is_valid(const kvf_engine *e, const kvf_engine_run *run) {
-    const kvf_model_spec *s = &e->m->spec;
-    if (run->count == 0 || run->count > e->options.tokens_max || run->logit_rows > run->count) return false;
-    if (run->position > s->context_max || run->count > s->context_max - run->position) return false;
-    for (uint32_t i = 0; i < run->count; i++)
-        if (run->tokens[i] >= s->vocab) return false;
-    for (uint32_t i = 0; i <= (run->position + run->count - 1) / KVF_BLOCK_TOKENS; i++)
-        if (run->blocks[i] >= e->options.blocks) return false;
-    return true;
-}
-
 /* Numbers rows and attention tiles; KVF_ERR_INVALID before anything but the workspace was written. */
 static kvf_status lay_out_step(kvf_engine *e, const kvf_engine_step *step) {
-    if (step->runs_count == 0 || step->runs_count > e->options.sequences_max) return KVF_ERR_INVALID;
+    const kvf_engine_options *o = &e->options;
+    kvf_engine_limits limits = {o->blocks, o->tokens_max, o->sequences_max, o->logit_rows_max};
+    if (!kvf_engine_runs_fit(&e->m->spec, &limits, step->runs, step->runs_count)) return KVF_ERR_INVALID;
     e->rows_count = e->logits_count = 0;
     for (uint32_t r = 0; r < step->runs_count; r++) {
         const kvf_engine_run *run = &step->runs[r];
-        if (!run_is_valid(e, run) || run->count > e->options.tokens_max - e->rows_count ||
-            run->logit_rows > e->options.logit_rows_max - e->logits_count)
-            return KVF_ERR_INVALID;
         e->logits_count += run->logit_rows;
         for (uint32_t i = 0; i < run->count; i++) {
             uint32_t position = run->position + i;

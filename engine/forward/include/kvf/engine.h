@@ -72,6 +72,14 @@ typedef struct {
 } kvf_engine_run;
 
 typedef struct {
+    uint32_t blocks, tokens_max, sequences_max, logit_rows_max; /* as kvf_engine_options */
+} kvf_engine_limits;
+/* Whether the runs make a step: counts within the limits, positions within the context, tokens and blocks that exist.
+ */
+bool kvf_engine_runs_fit(
+    const kvf_model_spec *spec, const kvf_engine_limits *limits, const kvf_engine_run *runs, uint32_t runs_count);
+
+typedef struct {
     const kvf_engine_run *runs;
     uint32_t runs_count;
     float *logits; /* [sum of logit_rows][vocab], in the order of the runs; caller's memory */
