@@ -153,6 +153,7 @@ static void cuda_copy_block(kvf_backend *base, uint32_t to, uint32_t from, uint3
         .to = to,
         .from = from,
         .tokens = tokens};
+    (void)b->api.device_set(b->ordinal); /* of this thread; the step that follows meets the same error */
     if (to != from) b->kernels->block_copy(&copy, b->stream);
 }
 

@@ -4,7 +4,7 @@
 #include "kvf/cuda_backend.h"
 #include "kvf/cuda_plugin.h"
 
-enum { ALLOCATIONS_MAX = 16, GRAPHS_MAX = 64 };
+enum { ALLOCATIONS_MAX = 16, GRAPHS_MAX = 64, CUDA_ALIGN = 256 };
 
 typedef struct {
     const float *attn_norm, *ffn_norm, *qkv_bias, *q_norm, *k_norm; /* NULL where the model has none */

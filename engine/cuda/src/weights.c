@@ -2,6 +2,7 @@
  * become f16: blocks of quantised types on the device, the same bits as on the host; f32 and bf16 on the host, where a
  * weight beyond f16's range is seen and refused. */
 #include "device_int.h"
+#include "kvf/arena.h"
 #include "kvf/kernels.h"
 #include "kvf/quant.h"
 #include "kvf/rng.h"
@@ -11,8 +12,7 @@ enum { CHUNK_VALUES = 1 << 20, POSITIONS_A_CHUNK = 4096 };
 
 typedef struct {
     cuda_backend *b;
-    uint8_t *base; /* NULL while measuring */
-    size_t used;
+    kvf_arena arena; /* without base while measuring */
     void *staging; /* device, [CHUNK_VALUES] halves: raw blocks, or noise */
     bool staging_is_noise;
     float *f32; /* [CHUNK_VALUES] */
@@ -21,12 +21,7 @@ typedef struct {
     kvf_error *err;
 } loader;
 
-static void *place(loader *l, size_t len_bytes) {
-    l->used = kvf_align_up(l->used, 256);
-    void *at = l->base ? l->base + l->used : NULL;
-    l->used += len_bytes;
-    return at;
-}
+static void *place(loader *l, size_t len_bytes) { return kvf_arena_take(&l->arena, len_bytes, CUDA_ALIGN); }
 
 static void upload(loader *l, void *to, const void *from, size_t len_bytes) {
     int error = l->b->api.copy(to, from, len_bytes, KVF_CUDA_HOST_TO_DEVICE);
@@ -169,7 +164,7 @@ static const float *lay_angles(loader *l) {
 static void lay_model(loader *l) {
     cuda_backend *b = l->b;
     const kvf_model_spec *s = &b->spec;
-    l->used = 0;
+    l->arena.used_bytes = 0;
     b->embedding = lay_matrices(l, &s->embedding, 1);
     b->head = s->head_tied ? b->embedding : lay_matrices(l, &s->output, 1);
     for (uint32_t i = 0; i < s->layers; i++) lay_layer(l, &b->layer[i], &s->layer[i]);
@@ -178,7 +173,7 @@ static void lay_model(loader *l) {
 }
 
 kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err) {
-    loader l = {.b = b, .err = err};
+    loader l = {.b = b, .err = err, .arena = {.zeroed = true}}; /* a pretence: the host touches nothing of it */
     size_t widest = KVF_MAX(b->spec.ffn, KVF_MAX(b->spec.hidden, b->spec.heads * b->spec.head_dim));
     size_t room = KVF_MAX((size_t)CHUNK_VALUES, widest);
     b->layer = calloc(b->spec.layers, sizeof *b->layer);
@@ -194,12 +189,13 @@ kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err) {
         goto end;
     }
     lay_model(&l);
-    l.base = cuda_take(b, l.used);
-    if (l.base)
+    l.arena.size_bytes = l.arena.used_bytes;
+    l.arena.base = cuda_take(b, l.arena.size_bytes);
+    if (l.arena.base)
         lay_model(&l);
     else
         l.status = kvf_fail(err, KVF_ERR_NO_MEMORY, "%s: no room for %zu MiB of weights: %s", b->options.model_path,
-            l.used >> 20, b->base.trouble);
+            l.arena.size_bytes >> 20, b->base.trouble);
 end:
     if (l.staging) b->api.memory_give(l.staging);
     free(l.f32);

@@ -1,24 +1,17 @@
 /* The page pool, and everything a step works in: one device block and its pinned counterpart on the host. */
 #include "device_int.h"
+#include "kvf/arena.h"
 #include <stdlib.h>
 
-typedef struct {
-    uint8_t *base; /* NULL while measuring */
-    size_t used;
-} carver;
-static void *carve(carver *c, size_t len_bytes) {
-    c->used = kvf_align_up(c->used, 256);
-    void *at = c->base ? c->base + c->used : NULL;
-    c->used += len_bytes;
-    return at;
-}
-#define CARVE(c, type, count) ((type *)carve((c), sizeof(type) * (size_t)(count)))
+/* Zeroed is a pretence: it keeps the host from touching device memory, and nothing here is read before it is written.
+ */
+#define CARVE(a, type, count) ((type *)kvf_arena_take((a), sizeof(type) * (size_t)(count), CUDA_ALIGN))
 
 static uint32_t tables_width(const cuda_backend *b) {
     return (uint32_t)kvf_div_up(b->spec.context_max, KVF_BLOCK_TOKENS);
 }
 
-static void carve_inputs(const cuda_backend *b, carver *c, cuda_inputs *in) {
+static void carve_inputs(const cuda_backend *b, kvf_arena *c, cuda_inputs *in) {
     size_t rows = b->options.tokens_max, runs = b->options.sequences_max;
     in->tokens = CARVE(c, uint32_t, rows);
     in->positions = CARVE(c, uint32_t, rows);
@@ -28,7 +21,7 @@ static void carve_inputs(const cuda_backend *b, carver *c, cuda_inputs *in) {
     in->tables = CARVE(c, uint32_t, runs * tables_width(b)); /* last: only what a step needs of it is copied */
 }
 
-static void carve_workspace(cuda_backend *b, carver *c) {
+static void carve_workspace(cuda_backend *b, kvf_arena *c) {
     const kvf_model_spec *s = &b->spec;
     size_t rows = b->options.tokens_max, kept = b->options.logit_rows_max, q = (size_t)s->heads * s->head_dim;
     b->x = CARVE(c, float, rows * s->hidden);
@@ -58,16 +51,17 @@ static kvf_status make_events(cuda_backend *b, kvf_error *err) {
 }
 
 kvf_status cuda_make_workspace(cuda_backend *b, kvf_error *err) {
-    carver device = {0}, inputs = {0};
+    kvf_arena device = {.zeroed = true}, inputs = {.zeroed = true};
     carve_workspace(b, &device);
     carve_inputs(b, &inputs, &b->device);
-    b->inputs_bytes = inputs.used;
-    device.base = cuda_take(b, device.used);
-    inputs.base = b->device_inputs = cuda_take(b, inputs.used);
+    b->inputs_bytes = inputs.size_bytes = inputs.used_bytes;
+    device.size_bytes = device.used_bytes;
+    device.base = cuda_take(b, device.used_bytes);
+    inputs.base = b->device_inputs = cuda_take(b, inputs.used_bytes);
     if (!device.base || !inputs.base)
         return kvf_fail(
-            err, KVF_ERR_NO_MEMORY, "no room for %zu MiB of workspace: %s", device.used >> 20, b->base.trouble);
-    device.used = inputs.used = 0;
+            err, KVF_ERR_NO_MEMORY, "no room for %zu MiB of workspace: %s", device.size_bytes >> 20, b->base.trouble);
+    device.used_bytes = inputs.used_bytes = 0;
     carve_workspace(b, &device);
     carve_inputs(b, &inputs, &b->device);
     int error = b->api.host_take(&b->host_inputs, b->inputs_bytes, 0);
@@ -76,7 +70,7 @@ kvf_status cuda_make_workspace(cuda_backend *b, kvf_error *err) {
     if (!error) error = b->api.host_take(&logits, logits_bytes, 0);
     b->host_logits = logits;
     if (error) return kvf_fail(err, cuda_failed(b, "cudaHostAlloc", error), "%s", b->base.trouble);
-    carver host = {.base = b->host_inputs};
+    kvf_arena host = {.base = b->host_inputs, .size_bytes = b->inputs_bytes, .zeroed = true};
     carve_inputs(b, &host, &b->host);
     b->places = calloc(b->options.sequences_max, sizeof *b->places);
     b->run_rows = calloc(b->options.sequences_max, sizeof *b->run_rows);
