@@ -129,13 +129,10 @@ int kvf_cuda_prefill_attention(const kvf_cuda_prefill *args, void *stream) {
     if (a.runs_count == 0 || a.tokens_max == 0) return 0;
     if (a.kv_heads == 0 || a.heads % a.kv_heads) return -1;
     switch (a.head_dim) {
-    case 16: return launch_for<16>(a, stream);
-    case 32: return launch_for<32>(a, stream);
-    case 64: return launch_for<64>(a, stream);
-    case 80: return launch_for<80>(a, stream);
-    case 96: return launch_for<96>(a, stream);
-    case 128: return launch_for<128>(a, stream);
-    case 256: return launch_for<256>(a, stream);
+#define LAUNCH(dim)                                                                                                    \
+    case dim: return launch_for<dim>(a, stream);
+        KVF_CUDA_HEAD_DIMS(LAUNCH)
+#undef LAUNCH
     default: return -1;
     }
 }

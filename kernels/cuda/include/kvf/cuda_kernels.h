@@ -28,11 +28,11 @@ static inline size_t kvf_cuda_page_bytes(uint32_t kv_heads, uint32_t head_dim, k
 typedef enum { KVF_CUDA_F16, KVF_CUDA_BF16, KVF_CUDA_F32 } kvf_cuda_type;
 
 #define KVF_CUDA_GROUP_MAX 16 /* query heads that share a key head */
-/* Whether attention kernels exist for this shape. */
+#define KVF_CUDA_HEAD_DIMS(X) X(16) X(32) X(64) X(80) X(96) X(128) X(256) /* that attention kernels exist for */
 static inline int kvf_cuda_has_attention(uint32_t head_dim, uint32_t group) {
-    int head = head_dim == 16 || head_dim == 32 || head_dim == 64 || head_dim == 80 || head_dim == 96 ||
-               head_dim == 128 || head_dim == 256;
-    return head && group >= 1 && group <= KVF_CUDA_GROUP_MAX;
+#define KVF_CUDA_IS_DIM(dim) || head_dim == dim
+    return (0 KVF_CUDA_HEAD_DIMS(KVF_CUDA_IS_DIM)) && group >= 1 && group <= KVF_CUDA_GROUP_MAX;
+#undef KVF_CUDA_IS_DIM
 }
 #define KVF_CUDA_SPLIT 256 /* positions of one partial result of decode attention */
 
@@ -81,7 +81,7 @@ typedef struct {
     uint32_t table_stride;
     const uint32_t *contexts; /* positions of each sequence, its own token included; at least 1 */
     uint32_t context_max; /* host's upper bound of them */
-    uint32_t sequences, heads, kv_heads, head_dim; /* head_dim: 16, 32, 64, 80, 96, 128, 256 */
+    uint32_t sequences, heads, kv_heads, head_dim; /* head_dim: KVF_CUDA_HEAD_DIMS */
     float scale;
     float *partial; /* kvf_cuda_decode_partial_floats */
 } kvf_cuda_decode;
