@@ -68,7 +68,8 @@ static void on_landed(void *self, kvf_link_id link, const kvf_landing *landing, 
     kvf_worker *w = self;
     if (!crc_ok) dropped(w, link, landing->grant, "PAGE", kvf_status_text(KVF_ERR_CORRUPT), false);
     kvf_node_on_landed(w->core, kvf_os_now_ns(), landing, crc_ok);
-    pump_soon(w); /* it may have been the last that a COMMIT waited for */
+    /* Of a device's pages it comes later than the frames behind it: a COMMIT may have waited for it. */
+    if (w->backend->in_device_memory) pump_soon(w);
 }
 
 static void on_dropped(void *self, kvf_link_id link, const kvf_landing *landing) {
