@@ -284,9 +284,9 @@ static bool one_run(const fault_scenario *s, uint64_t k, fault_mode mode, int de
     bool reached = *fault_last() != 0;
     if (fault_held(leaks, sizeof leaks) && !s->keeps)
         fail_msg("%s (%s): still held:%s", now_running, fault_last(), leaks);
-    for (int i = 0; i < 5000 && descriptors() > descriptors_before; i++) /* gRPC closes some a little later */
+    for (int i = 0; i < 5000 && descriptors() != descriptors_before; i++) /* gRPC closes some a little later */
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    if (descriptors() > descriptors_before) /* fewer: those of an earlier run have gone only now */
+    if (descriptors() != descriptors_before)
         fail_msg("%s (%s): %d descriptors, %d before", now_running, fault_last(), descriptors(), descriptors_before);
     if (!reached && status != KVF_OK)
         fail_msg("%s: nothing failed, and it says %s %s", now_running, kvf_status_name(status), err.message);
@@ -297,12 +297,25 @@ static bool one_run(const fault_scenario *s, uint64_t k, fault_mode mode, int de
     return reached;
 }
 
+/* gRPC closes some a little later: not before their number has rested for a while is it one to compare with. */
+static int descriptors_at_rest(void) {
+    enum { REST_MS = 300, PATIENCE_MS = 5000 };
+    int count = descriptors();
+    for (int ms = 0, rested = 0; ms < PATIENCE_MS && rested < REST_MS; ms++, rested++) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        int now = descriptors();
+        if (now != count) rested = 0;
+        count = now;
+    }
+    return count;
+}
+
 void fault_each(const fault_scenario *s) {
     signal(SIGALRM, hangs);
     kvf_error err = {0};
     assert_int_equal(s->run(s->self, &err), KVF_OK); /* what is made once for the whole process is made now */
     assert_int_equal(s->run(s->self, &err), KVF_OK);
-    int before = descriptors();
+    int before = descriptors_at_rest();
     for (int mode = FAULT_ONCE; mode <= (s->no_repeat ? FAULT_ONCE : FAULT_FROM_THERE_ON); mode++) {
         uint64_t k = 1, failed = 0;
         while (one_run(s, k, (fault_mode)mode, before, &failed)) k++;
