@@ -154,11 +154,20 @@ void on_step_done(sim *s, const event *e) {
 
 /* ------------------------------------------------------------------ what the core wants */
 
+/* Of two processes of a name the one that claims the later start is the newer one, whatever the truth: the other may be
+ * told to end (docs/protocol.md). */
+static bool another_claims_later(const sim *s, uint32_t node) {
+    const sim_node *other = &s->node[(node + SIM_PLACES) % SIM_NODES];
+    return other->core && other->config.info.started_ns > s->node[node].config.info.started_ns;
+}
+
 static void node_exits(sim *s, uint32_t node) {
-    if (s->place_node[place_of(node)] == node)
+    bool current = s->place_node[place_of(node)] == node;
+    if (current && !another_claims_later(s, node))
         sim_fail(s, "node %s is told to stop, but nobody has replaced it", s->node[node].config.info.node);
     s->count.superseded++;
     node_die(s, node);
+    if (current) sim_push(s, s->now + SIM_MS, EV_START, SIM_NOBODY, node); /* whoever started it does so again */
 }
 
 void node_drain_actions(sim *s, uint32_t node) {
