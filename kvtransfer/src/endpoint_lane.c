@@ -103,11 +103,9 @@ static void lane_up(ep_link *link) {
 
 static void lane_ready(ep_link *link) {
     ep_lane *l = link->lane;
-    bool mine = l->phase == LANE_WAITS_PEER;
-    if (l->outgoing ? mine && l->peer_ready : mine && l->peer_ready) {
-        if (!l->outgoing) say(link, KVF_LANE_READY, NULL, 0);
-        lane_up(link);
-    }
+    if (l->phase != LANE_WAITS_PEER || !l->peer_ready) return;
+    if (!l->outgoing) say(link, KVF_LANE_READY, NULL, 0);
+    lane_up(link);
 }
 
 /* Pages go over the stream instead; the other side knows, or is told by the caller. */

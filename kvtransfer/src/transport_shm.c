@@ -9,12 +9,12 @@
  *           <------------------- bell "room" ---- when the caller asked for it
  *           <------------ frames over the socket
  * The socket's end is the link's end; what lies in the ring is read first. */
+#include "listener.h"
 #include "sock.h"
 #include "shm_ring.h"
 #include "kvf/os.h"
 #include <errno.h>
 #include <event2/event.h>
-#include <event2/listener.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
@@ -221,15 +221,6 @@ undo_conn:
 }
 
 /* ---------------------------------------------------------------- listening */
-typedef struct {
-    kvf_listener base;
-    kvf_transport_env *env;
-    struct evconnlistener *listener;
-    struct event *resume;
-    kvf_accept_fn accept;
-    void *self;
-} shm_listener;
-
 static bool shm_send_greeting(int fd, int memfd, int bell_data, int bell_room) {
     const int fds[3] = {memfd, bell_data, bell_room};
     union {
@@ -279,29 +270,10 @@ static void shm_on_accept(struct evconnlistener *l, evutil_socket_t fd, struct s
     (void)l;
     (void)address;
     (void)len;
-    shm_listener *t = self;
+    sock_listener *t = self;
     shm_conn *m = shm_answer(t->env, (int)fd);
     if (m) t->accept(t->self, &m->base);
 }
-static void shm_on_accept_error(struct evconnlistener *l, void *self) {
-    evconnlistener_disable(l);
-    struct timeval pause = {.tv_usec = 100000};
-    if (event_add(((shm_listener *)self)->resume, &pause) != 0)
-        event_active(((shm_listener *)self)->resume, EV_TIMEOUT, 1);
-}
-static void shm_on_resume(evutil_socket_t fd, short what, void *self) {
-    (void)fd;
-    (void)what;
-    evconnlistener_enable(((shm_listener *)self)->listener);
-}
-
-static void shm_unlisten(kvf_listener *l) {
-    shm_listener *t = (shm_listener *)(void *)l;
-    if (t->listener) evconnlistener_free(t->listener);
-    if (t->resume) event_free(t->resume);
-    free(t);
-}
-
 static kvf_status shm_listen(
     kvf_transport_env *env, const char *where, kvf_accept_fn accept, void *self, kvf_listener **out, kvf_error *err) {
     char name[64];
@@ -317,22 +289,9 @@ static kvf_status shm_listen(
         if (fd >= 0) close(fd);
         return KVF_ERR_IO;
     }
-    shm_listener *t = calloc(1, sizeof *t);
-    if (!t) {
-        close(fd);
-        return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory to listen");
-    }
-    *t = (shm_listener){.base.ops = &kvf_transport_shm, .env = env, .accept = accept, .self = self};
+    sock_listener *t = sock_listen(env, &kvf_transport_shm, fd, shm_on_accept, accept, self);
+    if (!t) return kvf_fail(err, sock_listen_status(), "cannot listen on shm:%s: %s", where, strerror(errno));
     snprintf(t->base.address, sizeof t->base.address, "shm:%s", where);
-    t->resume = event_new(env->base, -1, 0, shm_on_resume, t);
-    t->listener =
-        evconnlistener_new(env->base, shm_on_accept, t, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC, 64, fd);
-    if (!t->listener) close(fd);
-    if (!t->listener || !t->resume) {
-        shm_unlisten(&t->base);
-        return kvf_fail(err, KVF_ERR_NO_MEMORY, "cannot listen on shm:%s", where);
-    }
-    evconnlistener_set_error_cb(t->listener, shm_on_accept_error);
     *out = &t->base;
     return KVF_OK;
 }
@@ -407,6 +366,6 @@ static const kvf_conn_ops shm_conn_ops = {
 const kvf_transport_ops kvf_transport_shm = {
     .name = "shm",
     .listen = shm_listen,
-    .unlisten = shm_unlisten,
+    .unlisten = sock_unlisten,
     .dial = shm_dial,
 };

@@ -1,12 +1,12 @@
 /* transport_tcp.c - frames over TCP: one socket, staging each way in private memory, whole batches per system call.
  * Two transports: "tcp" is plain, "tls" the same under TLS 1.3 with the certificates that env->tls holds when a
  * connection is made. */
+#include "listener.h"
 #include "sock.h"
 #include "tcp_dial.h"
 #include "tls.h"
 #include <errno.h>
 #include <event2/event.h>
-#include <event2/listener.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -96,20 +96,11 @@ static kvf_status tls_dial_to(kvf_transport_env *env, const char *where, kvf_con
 }
 
 /* ---------------------------------------------------------------- accepting */
-typedef struct {
-    kvf_listener base;
-    kvf_transport_env *env;
-    struct evconnlistener *listener;
-    struct event *resume;
-    kvf_accept_fn accept;
-    void *self;
-} tcp_listener;
-
 static void tcp_on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *address, int len, void *self) {
     (void)l;
     (void)address;
     (void)len;
-    tcp_listener *t = self;
+    sock_listener *t = self;
     tcp_conn *c = tcp_conn_new(t->env, t->base.ops == &kvf_transport_tls, false);
     if (!c) {
         close((int)fd);
@@ -118,26 +109,6 @@ static void tcp_on_accept(struct evconnlistener *l, evutil_socket_t fd, struct s
     } else {
         t->accept(t->self, &c->base);
     }
-}
-
-/* No descriptor left: stop asking for a while instead of spinning over the waiting connection. */
-static void tcp_on_accept_error(struct evconnlistener *l, void *self) {
-    tcp_listener *t = self;
-    evconnlistener_disable(l);
-    struct timeval pause = {.tv_usec = 100000};
-    if (event_add(t->resume, &pause) != 0) event_active(t->resume, EV_TIMEOUT, 1);
-}
-static void tcp_on_resume(evutil_socket_t fd, short what, void *self) {
-    (void)fd;
-    (void)what;
-    evconnlistener_enable(((tcp_listener *)self)->listener);
-}
-
-static void tcp_unlisten(kvf_listener *l) {
-    tcp_listener *t = (tcp_listener *)(void *)l;
-    if (t->listener) evconnlistener_free(t->listener);
-    if (t->resume) event_free(t->resume);
-    free(t);
 }
 
 static int tcp_bind(const char *host, uint16_t port, char *text, size_t text_size) {
@@ -169,27 +140,18 @@ static kvf_status listen_as(kvf_transport_env *env, const kvf_transport_ops *ops
     if (status != KVF_OK) return status;
     int fd = tcp_bind(host, port, text, sizeof text);
     if (fd < 0) return kvf_fail(err, KVF_ERR_IO, "cannot listen on %s: %s", where, text);
-    tcp_listener *t = calloc(1, sizeof *t);
-    if (!t) {
-        close(fd);
-        return kvf_fail(err, KVF_ERR_NO_MEMORY, "no memory to listen");
-    }
-    *t = (tcp_listener){.base.ops = ops, .env = env, .accept = accept, .self = self};
+    sock_listener *t = sock_listen(env, ops, fd, tcp_on_accept, accept, self);
+    if (!t) return kvf_fail(err, sock_listen_status(), "cannot listen on %s: %s", where, strerror(errno));
     struct sockaddr_storage bound;
     socklen_t len = sizeof bound;
     char service[8] = "0";
     getsockname(fd, (struct sockaddr *)&bound, &len);
     getnameinfo((struct sockaddr *)&bound, len, NULL, 0, service, sizeof service, NI_NUMERICSERV);
     status = kvf_address_join(ops->name, host, (uint16_t)strtoul(service, NULL, 10), t->base.address);
-    t->resume = event_new(env->base, -1, 0, tcp_on_resume, t);
-    t->listener =
-        evconnlistener_new(env->base, tcp_on_accept, t, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC, 64, fd);
-    if (!t->listener) close(fd);
-    if (!t->listener || !t->resume || status != KVF_OK) {
-        tcp_unlisten(&t->base);
-        return kvf_fail(err, KVF_ERR_IO, "cannot listen on %s: %s", where, strerror(errno));
+    if (status != KVF_OK) {
+        sock_unlisten(&t->base);
+        return kvf_fail(err, status, "cannot listen on %s: the address is too long", where);
     }
-    evconnlistener_set_error_cb(t->listener, tcp_on_accept_error);
     *out = &t->base;
     return KVF_OK;
 }
@@ -234,12 +196,12 @@ static const kvf_conn_ops tls_conn_ops = {BOTH, .proves = tcp_proves};
 const kvf_transport_ops kvf_transport_tcp = {
     .name = "tcp",
     .listen = tcp_listen,
-    .unlisten = tcp_unlisten,
+    .unlisten = sock_unlisten,
     .dial = tcp_dial_to,
 };
 const kvf_transport_ops kvf_transport_tls = {
     .name = "tls",
     .listen = tls_listen,
-    .unlisten = tcp_unlisten,
+    .unlisten = sock_unlisten,
     .dial = tls_dial_to,
 };
