@@ -9,7 +9,6 @@
 #include "signals.h"
 #include "tls_settings.h"
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -132,14 +131,7 @@ static int run_worker(const kvf_config *c, kvf_role role, const char *name, kvf_
     if (tls->cluster && strcmp(source, "default") == 0) options.nccl = false;
     kvf_error err = {0};
     kvf_worker *w = NULL;
-    /* Signals are blocked before the worker makes its threads; what arrives while the model loads is taken up
-     * afterwards. */
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    kvf_signals_block();
     kvf_tls_settings_watch(tls);
     if (kvf_worker_create(&options, &w, &err) != KVF_OK) return failed(&err);
     kvf_signals *signals;
@@ -308,12 +300,7 @@ static void stop_router(void *self, int signal, uint32_t times) {
 static int run_shell(const kvf_router_shell_options *options, kvf_tls_settings *tls, bool when_connected) {
     kvf_error err = {0};
     announcer a = {.nodes = when_connected ? options->nodes_count : 0};
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    kvf_signals_block();
     kvf_tls_settings_watch(tls);
     if (kvf_router_shell_create(options, &a.shell, &err) != KVF_OK) return failed(&err);
     int status = KVF_EXIT_FAILED;

@@ -16,6 +16,17 @@ struct kvf_signals {
     atomic_uint times;
 };
 
+static sigset_t block(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    return set;
+}
+void kvf_signals_block(void) { (void)block(); }
+
 static void *watch(void *arg) {
     kvf_signals *s = arg;
     struct pollfd fds[2] = {{s->signal_fd, POLLIN, 0}, {s->stop_fd, POLLIN, 0}};
@@ -33,12 +44,7 @@ kvf_status kvf_signals_start(kvf_signals_fn fn, void *self, kvf_signals **out) {
     if (!s) return KVF_ERR_NO_MEMORY;
     s->fn = fn;
     s->self = self;
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    sigset_t set = block();
     s->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     s->stop_fd = eventfd(0, EFD_CLOEXEC);
     if (s->signal_fd < 0 || s->stop_fd < 0) goto undo_fds;
