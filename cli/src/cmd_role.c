@@ -50,6 +50,11 @@ static const char *kernels_of(const kvf_config *c) {
     return cpu && *cpu ? cpu : NULL;
 }
 
+static kvf_kv_type kv_type_of(const kvf_config *c) {
+    const char *type = kvf_config_string(c, "engine.kv_type");
+    return strcmp(type, "fp8") == 0 ? KVF_KV_FP8 : strcmp(type, "f32") == 0 ? KVF_KV_F32 : KVF_KV_F16;
+}
+
 /* A node takes the first of the devices. */
 static int device_of(const kvf_config *c, uint32_t *out) {
     bool any = kvf_config_list_count(c, "engine.devices") > 0;
@@ -85,7 +90,7 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->role = role;
     w->model_path = kvf_config_string(c, "model.path");
     w->precision = strcmp(kvf_config_string(c, "engine.precision"), "exact") ? KVF_PRECISION_FAST : KVF_PRECISION_EXACT;
-    w->kv_type = strcmp(kvf_config_string(c, "engine.kv_type"), "f32") ? KVF_KV_F16 : KVF_KV_F32;
+    w->kv_type = kv_type_of(c);
     w->kernels = kernels_of(c);
     w->backend = kvf_config_string(c, "engine.backend");
     w->device_memory_share = kvf_config_u32(c, "engine.device_memory_percent") / 100.0;

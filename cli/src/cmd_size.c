@@ -9,11 +9,12 @@
 #include <stddef.h>
 #include <stdio.h>
 
-enum { DTYPE_F16, DTYPE_BF16, DTYPE_F32, DTYPE_F8, DTYPE_Q8 };
-/* q8: 8-bit values with one f16 scale per 32 of them. */
+enum { DTYPE_F16, DTYPE_BF16, DTYPE_F32, DTYPE_FP8, DTYPE_F8, DTYPE_Q8 };
+/* fp8: as nodes keep it, one f16 scale a head and position; f8: bare. q8: 8-bit values, one f16 scale per 32 of them.
+ */
 static const double element_bytes[] = {
-    [DTYPE_F16] = 2, [DTYPE_BF16] = 2, [DTYPE_F32] = 4, [DTYPE_F8] = 1, [DTYPE_Q8] = 34.0 / 32};
-static const char *const dtype_names[] = {"f16", "bf16", "f32", "f8", "q8"};
+    [DTYPE_F16] = 2, [DTYPE_BF16] = 2, [DTYPE_F32] = 4, [DTYPE_FP8] = 1, [DTYPE_F8] = 1, [DTYPE_Q8] = 34.0 / 32};
+static const char *const dtype_names[] = {"f16", "bf16", "f32", "fp8", "f8", "q8"};
 
 typedef struct {
     const char *model;
@@ -145,7 +146,7 @@ static kvf_status from_device(const options *o, kvf_sizing_in *in, kvf_device_lo
         return kvf_fail(err, KVF_ERR_INVALID, "--device needs --model FILE, or --params with the shape");
     load->layers = in->layers;
     load->head_dim = in->head_dim;
-    load->kv_token_bytes = 2.0 * in->layers * in->kv_heads * in->head_dim * in->element_bytes;
+    load->kv_token_bytes = 2.0 * in->layers * in->kv_heads * (in->head_dim * in->element_bytes + in->scale_bytes);
     load->prompt = in->prompt;
     load->output = in->output;
     kvf_device_rates rates;
@@ -175,6 +176,7 @@ static int run(const kvf_command *command, const void *opts, const kvf_args *arg
         .kv_heads = o->kv_heads,
         .head_dim = o->head_dim,
         .element_bytes = element_bytes[o->dtype],
+        .scale_bytes = o->dtype == DTYPE_FP8 ? 2 : 0,
         .block_tokens = o->block_tokens,
         .context = o->context,
         .chunk_tokens = o->chunk,
@@ -219,8 +221,8 @@ static const kvf_arg rows[] = {
     {"params", 0, KVF_ARG_F64, "N", "weights like 8e9, in 16 bits: for --device", AT(params), 1, 1e14, NULL, false},
     {"device", 0, KVF_ARG_CHOICE, "none|" KVF_DEVICE_NAMES,
         "one GPU a node: rates and room from its data sheet where not said below", AT(device), 0, 0, NULL, false},
-    {"dtype", 0, KVF_ARG_CHOICE, "f16|bf16|f32|f8|q8", "what K and V are kept in (default f16)", AT(dtype), 0, 0, NULL,
-        false},
+    {"dtype", 0, KVF_ARG_CHOICE, "f16|bf16|f32|fp8|f8|q8",
+        "what K and V are kept in (default f16; fp8: with a scale a head and position)", AT(dtype), 0, 0, NULL, false},
     {"context", 'c', KVF_ARG_U32, "N", "tokens of one conversation (default: the model's, or 8192)", AT(context), 1,
         1e9, NULL, false},
     {"block-tokens", 0, KVF_ARG_U32, "N", "tokens of one block (default 16)", AT(block_tokens), 1, 4096, NULL, false},

@@ -25,7 +25,7 @@ static void small_ratio(double quotient, uint32_t *p, uint32_t *q) {
 
 void kvf_sizing(const kvf_sizing_in *in, kvf_sizing_out *out) {
     *out = (kvf_sizing_out){0};
-    double per_layer = 2.0 * in->kv_heads * in->head_dim * in->element_bytes;
+    double per_layer = 2.0 * in->kv_heads * (in->head_dim * in->element_bytes + in->scale_bytes);
     out->token_bytes = (uint64_t)ceil(per_layer * in->layers);
     out->page_bytes = (uint64_t)ceil(per_layer * in->block_tokens);
     out->block_bytes = out->page_bytes * in->layers;

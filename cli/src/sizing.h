@@ -1,6 +1,6 @@
 /* sizing.h - the memory bill of a model's KV cache and of handing it from prefill to decode nodes. Pure arithmetic.
  *
- *   KV bytes per token   = 2 (K and V) * layers * kv_heads * head_dim * bytes of one element
+ *   KV bytes per token   = 2 (K and V) * layers * kv_heads * (head_dim * bytes of one element + bytes of a scale)
  *   conversation         = whole blocks of block_tokens that hold `context` tokens
  *   hides the hand-off   = KV bytes per token * prefill tokens/s: pages leave as fast as they are made
  *   exposed              = what the link is slower by, and never less than the last layer of the last chunk
@@ -13,6 +13,7 @@
 typedef struct {
     uint32_t layers, kv_heads, head_dim;
     double element_bytes; /* 2 for f16 and bf16 */
+    double scale_bytes; /* of one head of one position, beside its elements */
     uint32_t block_tokens, context, chunk_tokens;
     uint64_t memory_bytes; /* 0: not asked */
     double link_bytes_per_s; /* 0: not asked */

@@ -6,8 +6,9 @@
 #include <string.h>
 
 #define PLUGIN "--plugin=" KVF_FAKE_CUDA_FOLDER "/libkvferry-cuda.so"
-#define CLEAR_GAP 0.05
 enum { LONG_PROMPT = 48 };
+/* Where the two best logits are closer, rounding may choose: of f16, of keys and values in fp8. */
+static const double gap_f16 = 0.05, gap_fp8 = 0.3;
 
 static size_t read_ids(const json_t *array, uint32_t *ids) {
     for (size_t i = 0; i < json_array_size(array); i++) ids[i] = (uint32_t)json_integer_value(json_array_get(array, i));
@@ -15,8 +16,8 @@ static size_t read_ids(const json_t *array, uint32_t *ids) {
 }
 
 /* Asks for what follows `count` ids; how many of the golden tokens came before the first that is a toss-up. */
-static size_t compare_from(
-    e2e_cluster *c, const uint32_t *ids, size_t count, size_t out, const json_t *gaps, Kvferry__V1__Disaggregate dis) {
+static size_t compare_from(e2e_cluster *c, const uint32_t *ids, size_t count, size_t out, const json_t *gaps,
+    double clear_gap, Kvferry__V1__Disaggregate dis) {
     e2e_ask a;
     e2e_ask_ids(&a, ids, count, (uint32_t)out);
     a.dis = dis;
@@ -24,7 +25,7 @@ static size_t compare_from(
     e2e_gen_ok(c, &a, &got);
     assert_int_equal(got.choice[0].ids_count, out);
     size_t i = 0, first = json_array_size(gaps) - out;
-    for (; i < out && json_real_value(json_array_get(gaps, first + i)) > CLEAR_GAP; i++)
+    for (; i < out && json_real_value(json_array_get(gaps, first + i)) > clear_gap; i++)
         if (got.choice[0].ids[i] != ids[count + i])
             fail_msg("after %zu tokens: token %zu is %u, not %u", count, i, got.choice[0].ids[i], ids[count + i]);
     if (dis == E2E_ALWAYS && count >= LONG_PROMPT && first == 0) assert_true(got.pages_moved > 0 || got.usage_cached);
@@ -33,14 +34,14 @@ static size_t compare_from(
 }
 
 /* Beyond a toss-up it is asked again, after the golden token. */
-static uint32_t compare(e2e_cluster *c, const json_t *golden, Kvferry__V1__Disaggregate dis) {
+static uint32_t compare(e2e_cluster *c, const json_t *golden, double clear_gap, Kvferry__V1__Disaggregate dis) {
     const json_t *prompt = json_object_get(golden, "ids"), *greedy = json_object_get(golden, "greedy"),
                  *gaps = json_object_get(golden, "gap");
     uint32_t *ids = calloc(json_array_size(prompt) + json_array_size(greedy) + 1, sizeof *ids), compared = 0;
     assert_non_null(ids);
     size_t count = read_ids(prompt, ids), out = read_ids(greedy, ids + count);
     for (size_t at = 0, same; at < out; at += same + 1) {
-        same = compare_from(c, ids, count + at, out - at, gaps, dis);
+        same = compare_from(c, ids, count + at, out - at, gaps, clear_gap, dis);
         compared += (uint32_t)same;
     }
     free(ids);
@@ -48,13 +49,13 @@ static uint32_t compare(e2e_cluster *c, const json_t *golden, Kvferry__V1__Disag
 }
 
 /* The golden prompts of up to `longest` tokens: the emulator takes its time. */
-static uint32_t compare_all(e2e_cluster *c, Kvferry__V1__Disaggregate dis, size_t longest) {
+static uint32_t compare_all(e2e_cluster *c, double clear_gap, Kvferry__V1__Disaggregate dis, size_t longest) {
     json_t *golden = json_load_file(KVF_SOURCE_DIR "/tests/golden/tiny/llama.json", 0, NULL);
     assert_non_null(golden);
     uint32_t compared = 0;
     for (size_t i = 0; i < json_array_size(golden); i++)
         if (json_array_size(json_object_get(json_array_get(golden, i), "ids")) <= longest)
-            compared += compare(c, json_array_get(golden, i), dis);
+            compared += compare(c, json_array_get(golden, i), clear_gap, dis);
     json_decref(golden);
     assert_true(compared > 0);
     return compared;
@@ -67,25 +68,62 @@ static bool log_says(const e2e_process *p, const char *text) {
     return says;
 }
 
-static void over(const char *transports, const char *lane, size_t longest) {
-    char list[64], up[64];
+static void over(const char *transports, const char *lane, size_t longest, const char *kv_type) {
+    bool fp8 = strcmp(kv_type, "fp8") == 0;
+    double clear_gap = fp8 ? gap_fp8 : gap_f16;
+    char list[64], up[64], type[64];
+    snprintf(type, sizeof type, "--kv-type=%s", kv_type);
     snprintf(list, sizeof list, "--transports=%s", transports);
     snprintf(up, sizeof up, "over %s is up", lane);
-    const char *args[] = {"--backend=cuda", PLUGIN, "--device-memory-percent=10", list, "--threads=1", NULL};
+    const char *args[] = {"--backend=cuda", PLUGIN, "--device-memory-percent=10", list, "--threads=1", type, NULL};
     e2e_cluster c;
     e2e_start(&c, E2E_TINY("llama"), args);
-    uint32_t shipped = compare_all(&c, E2E_ALWAYS, longest), local = compare_all(&c, E2E_NEVER, longest);
-    printf("over %s: %u tokens after pages that moved, %u without, all as they should be\n", lane, shipped, local);
+    uint32_t shipped = compare_all(&c, clear_gap, E2E_ALWAYS, longest),
+             local = compare_all(&c, clear_gap, E2E_NEVER, longest);
+    printf("%s over %s: %u tokens after pages that moved, %u without, all as they should be\n", kv_type, lane, shipped,
+        local);
     if (!log_says(&c.serve, up)) fail_msg("no link was made over %s", lane);
-    assert_true(log_says(&c.serve, "ready: cuda Fake 0 (sm_90)"));
+    assert_true(log_says(&c.serve, fp8 ? "ready: cuda Fake 0 (sm_90), fp8 KV, v1-cuda-f16-kvfp8"
+                                       : "ready: cuda Fake 0 (sm_90), v1-cuda-f16-kvf16"));
     e2e_assert_clean(&c);
     e2e_stop(&c);
 }
 
-static void pages_over_cuda_ipc(void **state) { over("cuda_ipc,shm", "cuda_ipc", 100); }
-static void pages_over_nccl(void **state) { over("nccl,tcp", "nccl", 700); }
-static void pages_over_shm(void **state) { over("shm", "shm", 100); }
-static void pages_over_tcp(void **state) { over("tcp", "tcp", 100); }
+static void pages_over_cuda_ipc(void **state) { over("cuda_ipc,shm", "cuda_ipc", 100, "f16"); }
+static void pages_over_nccl(void **state) { over("nccl,tcp", "nccl", 700, "f16"); }
+static void pages_over_shm(void **state) { over("shm", "shm", 100, "f16"); }
+static void pages_over_tcp(void **state) { over("tcp", "tcp", 100, "f16"); }
+static void fp8_pages_over_nccl(void **state) { over("nccl,tcp", "nccl", 100, "fp8"); }
+
+/* Pages of two formats are never taken for each other, whatever the operator allows: the decode node computes prompts
+ * itself, and the operator is told why. */
+static void fp8_and_f16_do_not_pair(void **state) {
+    e2e_parts k = {.model = E2E_TINY("llama"),
+        .node_args = {"--backend=cuda", PLUGIN, "--unequal-numerics", "--device-memory-percent=10", "--threads=1"},
+        .router_args = {"--unequal-numerics"}};
+    k.node[0].env = "KVFERRY_ENGINE_KV_TYPE=fp8";
+    e2e_parts_start(&k, 1, 1, 1);
+    compare_all(&k.router[0], gap_f16, E2E_AUTO, 20);
+    Kvferry__V1__ClusterState *s = e2e_state(&k.router[0]);
+    bool told = false;
+    for (size_t i = 0; i < s->n_pairs; i++) {
+        const Kvferry__V1__PairStatus *p = s->pairs[i];
+        told |= p->refused.len && memmem(p->refused.data, p->refused.len, "kv_type", 7);
+        assert_int_equal(p->pages_moved, 0);
+    }
+    assert_true(told);
+    kvf_rpc_message_free(&s->base);
+    e2e_assert_clean(&k.router[0]);
+    e2e_parts_stop(&k);
+}
+
+static void fp8_is_for_devices(void **state) {
+    e2e_process p;
+    const char *cpu[] = {"decode-node", "--model", E2E_TINY("llama"), "--kv-type=fp8", "--control=127.0.0.1:0", NULL};
+    e2e_spawn(&p, cpu);
+    assert_int_equal(e2e_process_wait(&p), 1);
+    assert_true(log_says(&p, "engine.kv_type: fp8 is for engine.backend cuda"));
+}
 
 /* Prompts on a device, tokens on a processor, and the other way round. */
 static void mixed(const char *first_backend, const char *second_backend) {
@@ -98,7 +136,7 @@ static void mixed(const char *first_backend, const char *second_backend) {
     k.node[0].env = env[0];
     k.node[1].env = env[1];
     e2e_parts_start(&k, 1, 1, 1);
-    uint32_t compared = compare_all(&k.router[0], E2E_ALWAYS, 100);
+    uint32_t compared = compare_all(&k.router[0], gap_f16, E2E_ALWAYS, 100);
     printf("%s to %s: %u tokens, all as they should be\n", first_backend, second_backend, compared);
     e2e_assert_clean(&k.router[0]);
     e2e_parts_stop(&k);
@@ -111,13 +149,13 @@ static void a_device_breaks(void **state) {
     e2e_parts k = {.model = E2E_TINY("llama"),
         .node_args = {"--backend=cuda", PLUGIN, "--device-memory-percent=10", "--threads=1"}};
     e2e_parts_start(&k, 1, 2, 1);
-    compare_all(&k.router[0], E2E_ALWAYS, 100);
+    compare_all(&k.router[0], gap_f16, E2E_ALWAYS, 100);
     e2e_part *d0 = e2e_part_find(&k, "d0");
     e2e_part_kill(d0);
     d0->env = "KVF_FAKE_CUDA_FAULTS=kernel:300=sticky700"; /* beyond those of its start */
     e2e_part_start(&k, d0);
     e2e_parts_all_ready(&k);
-    for (uint32_t round = 0; round < 6; round++) compare_all(&k.router[0], E2E_ALWAYS, 100);
+    for (uint32_t round = 0; round < 6; round++) compare_all(&k.router[0], gap_f16, E2E_ALWAYS, 100);
     int status = e2e_process_wait(&d0->process);
     assert_int_equal(status, 1);
     assert_true(log_says(&d0->process, "the device answers nothing any more"));
@@ -148,8 +186,9 @@ int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* "*nccl" */
     setenv("LD_LIBRARY_PATH", KVF_FAKE_CUDA_FOLDER, 1); /* of every process started here */
     const struct CMUnitTest tests[] = {cmocka_unit_test(pages_over_cuda_ipc), cmocka_unit_test(pages_over_nccl),
-        cmocka_unit_test(pages_over_shm), cmocka_unit_test(pages_over_tcp), cmocka_unit_test(device_to_processor),
-        cmocka_unit_test(processor_to_device), cmocka_unit_test(a_device_breaks),
+        cmocka_unit_test(pages_over_shm), cmocka_unit_test(pages_over_tcp), cmocka_unit_test(fp8_pages_over_nccl),
+        cmocka_unit_test(fp8_and_f16_do_not_pair), cmocka_unit_test(fp8_is_for_devices),
+        cmocka_unit_test(device_to_processor), cmocka_unit_test(processor_to_device), cmocka_unit_test(a_device_breaks),
         cmocka_unit_test(what_is_missing_is_said)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -77,8 +77,8 @@ static kvf_status check_shape(const cuda_backend *b, kvf_error *err) {
     if (s->hidden % 8 || s->ffn % 8 || s->vocab % 8)
         return kvf_fail(err, KVF_ERR_UNSUPPORTED, "%s: hidden %u, ffn %u, vocabulary %u: the GPU needs multiples of 8",
             path, s->hidden, s->ffn, s->vocab);
-    if (b->options.kv_type != KVF_KV_F16)
-        return kvf_fail(err, KVF_ERR_UNSUPPORTED, "engine.kv_type: a GPU keeps keys and values in f16");
+    if (b->options.kv_type == KVF_KV_F32)
+        return kvf_fail(err, KVF_ERR_UNSUPPORTED, "engine.kv_type: a GPU keeps keys and values in f16 or fp8, not f32");
     return KVF_OK;
 }
 
@@ -110,8 +110,11 @@ static kvf_status open_model(cuda_backend *b, const kvf_model_spec *shape, kvf_e
     }
     b->base.gguf = b->gguf;
     b->base.spec = &b->spec;
-    b->base.page_bytes = kvf_cuda_page_bytes(b->spec.kv_heads, b->spec.head_dim, KVF_CUDA_CELL_F16);
-    return check_shape(b, err);
+    b->cell = b->options.kv_type == KVF_KV_FP8 ? KVF_CUDA_CELL_F8 : KVF_CUDA_CELL_F16;
+    b->base.page_bytes = kvf_cuda_page_bytes(b->spec.kv_heads, b->spec.head_dim, b->cell);
+    kvf_status status = check_shape(b, err);
+    if (status == KVF_OK) KVF_ASSERT(b->base.page_bytes == kvf_kv_page_bytes(&b->spec, b->options.kv_type));
+    return status;
 }
 
 static void cuda_destroy(kvf_backend *base) {
@@ -149,7 +152,7 @@ static void cuda_copy_block(kvf_backend *base, uint32_t to, uint32_t from, uint3
         .layers = b->spec.layers,
         .kv_heads = b->spec.kv_heads,
         .head_dim = b->spec.head_dim,
-        .cell = KVF_CUDA_CELL_F16,
+        .cell = b->cell,
         .to = to,
         .from = from,
         .tokens = tokens};
@@ -211,8 +214,9 @@ kvf_status kvf_backend_open_cuda(
         return status;
     }
     const kvf_cuda_device *d = &b->api.devices[cuda->device];
-    snprintf(b->base.numerics, sizeof b->base.numerics, "v1-cuda-f16-kvf16");
-    snprintf(b->base.what, sizeof b->base.what, "cuda %.40s (sm_%u)", d->name, d->capability);
+    snprintf(b->base.numerics, sizeof b->base.numerics, "v1-cuda-f16-kv%s", kvf_kv_type_name(options->kv_type));
+    snprintf(b->base.what, sizeof b->base.what, "cuda %.30s (sm_%u)%s", d->name, d->capability,
+        b->cell == KVF_CUDA_CELL_F8 ? ", fp8 KV" : "");
     *out = &b->base;
     return KVF_OK;
 }

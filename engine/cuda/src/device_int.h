@@ -58,6 +58,7 @@ typedef struct {
     cuda_layer *layer;
     const kvf_half_bits *embedding, *head;
     const float *output_norm, *cos_sin;
+    kvf_cuda_cell cell; /* what pages hold */
     uint8_t *pages; /* [layer][block][page_bytes] */
     size_t layer_bytes;
 

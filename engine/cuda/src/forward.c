@@ -42,7 +42,8 @@ static void store_qkv(cuda_backend *b, uint32_t layer) {
         .blocks = b->device.row_blocks,
         .q = b->q,
         .pages = pages_of(b, layer),
-        .page_bytes = b->base.page_bytes};
+        .page_bytes = b->base.page_bytes,
+        .cell = b->cell};
     b->kernels->qkv_store(&a, b->stream);
 }
 
@@ -54,6 +55,7 @@ static void attend(cuda_backend *b, uint32_t layer) {
             .q = b->q,
             .pages = pages_of(b, layer),
             .page_bytes = b->base.page_bytes,
+            .cell = b->cell,
             .block_tables = b->device.tables,
             .table_stride = b->table_stride,
             .contexts = b->device.contexts,
@@ -71,6 +73,7 @@ static void attend(cuda_backend *b, uint32_t layer) {
             .q = b->q,
             .pages = pages_of(b, layer),
             .page_bytes = b->base.page_bytes,
+            .cell = b->cell,
             .block_tables = b->device.tables,
             .table_stride = b->table_stride,
             .runs = b->device.prefills,

@@ -60,6 +60,7 @@ static kvf_status check_options(const kvf_engine_options *o, kvf_error *err) {
     if (o->blocks < 1) return kvf_fail(err, KVF_ERR_INVALID, "engine: blocks 0: at least one is needed");
     if (o->tokens_max < 1 || o->tokens_max > 1u << 20)
         return kvf_fail(err, KVF_ERR_INVALID, "engine: tokens_max %u: 1 to 1048576 are possible", o->tokens_max);
+    if (o->kv_type == KVF_KV_FP8) return kvf_fail(err, KVF_ERR_UNSUPPORTED, "engine: the CPU keeps no fp8");
     if (o->sequences_max < 1) return kvf_fail(err, KVF_ERR_INVALID, "engine: sequences_max 0: at least one is needed");
     return KVF_OK;
 }

@@ -186,7 +186,7 @@ static void fill_identity(kvf_identity *id, const kvf_worker *w, const kvf_token
     memcpy(id->tokenizer_hash, tok->hash, sizeof id->tokenizer_hash);
     memcpy(&id->rope_base_bits, &s->rope_base, sizeof id->rope_base_bits);
     snprintf(id->numerics, sizeof id->numerics, "%s", w->backend->numerics);
-    snprintf(id->kv_type, sizeof id->kv_type, "%s", w->options.kv_type == KVF_KV_F16 ? "f16" : "f32");
+    snprintf(id->kv_type, sizeof id->kv_type, "%s", kvf_kv_type_name(w->options.kv_type));
 }
 
 static kvf_status open_backend(kvf_worker *w, kvf_error *err) {

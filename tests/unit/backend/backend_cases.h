@@ -6,6 +6,8 @@
 typedef kvf_status (*backend_open_fn)(const kvf_backend_options *options, kvf_backend **out, kvf_error *err);
 typedef struct {
     backend_open_fn open;
+    kvf_kv_type kv_type;
+    double clear_gap; /* where the two best logits are closer, rounding may choose */
     double logprob_tolerance; /* of a score against the CPU's exact precision */
 } backend_under_test;
 

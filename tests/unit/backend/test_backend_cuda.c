@@ -17,13 +17,20 @@ static kvf_status open_on_fakes(const kvf_backend_options *options, kvf_backend 
     return kvf_backend_open_cuda(options, &(kvf_cuda_backend_options){.libraries = &fakes, .plugin = plugin}, out, err);
 }
 /* f16 activations against f32: logits of these models differ by up to 0.01. */
-static const backend_under_test cuda = {.open = open_on_fakes, .logprob_tolerance = 0.02};
+static const backend_under_test cuda = {.open = open_on_fakes, .clear_gap = 0.05, .logprob_tolerance = 0.02};
+/* Keys and values as e4m3 keep four bits. */
+static const backend_under_test fp8 = {
+    .open = open_on_fakes, .kv_type = KVF_KV_FP8, .clear_gap = 0.3, .logprob_tolerance = 0.25};
 static const char *const names[] = {"llama", "llama3-rope", "mistral-wide-head", "qwen2", "qwen3"};
 
 static void golden_tokens(void **state) { backend_gives_golden_tokens(&cuda, names, KVF_COUNT_OF(names)); }
+static void golden_tokens_fp8(void **state) { backend_gives_golden_tokens(&fp8, names, 3); }
 static void batches_change_nothing(void **state) { backend_batches_change_nothing(&cuda); }
 static void scores(void **state) { backend_scores_agree_with_the_cpu(&cuda); }
 static void copies(void **state) { backend_copies_a_part_of_a_block(&cuda); }
+static void batches_fp8(void **state) { backend_batches_change_nothing(&fp8); }
+static void scores_fp8(void **state) { backend_scores_agree_with_the_cpu(&fp8); }
+static void copies_fp8(void **state) { backend_copies_a_part_of_a_block(&fp8); }
 static void refusals(void **state) { backend_refuses_what_it_cannot(&cuda); }
 
 static const kvf_backend_options small = {.model_path = KVF_SOURCE_DIR "/tests/golden/tiny/llama.gguf",
@@ -57,6 +64,12 @@ static void what_is_missing_is_named(void **state) {
         &(kvf_cuda_backend_options){.libraries = &fakes, .plugin = "/nowhere/x.so"}, "no device code here: /nowhere");
     says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = fakes.driver}, "not one of ours");
     says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = plugin, .device = 7}, "GPU 7");
+    kvf_backend_options f32 = small;
+    f32.kv_type = KVF_KV_F32;
+    kvf_backend *b = NULL;
+    kvf_error err;
+    assert_int_equal(open_on_fakes(&f32, &b, &err), KVF_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "engine.kv_type: a GPU keeps"));
     fake_cuda_settings s;
     fake_cuda_get(&s);
     s.capability = 75;
@@ -194,8 +207,9 @@ static void a_broken_device_is_told(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(golden_tokens), cmocka_unit_test(batches_change_nothing),
-        cmocka_unit_test(scores), cmocka_unit_test(copies), cmocka_unit_test(refusals),
-        cmocka_unit_test(what_is_missing_is_named), cmocka_unit_test(every_call_may_fail),
+        cmocka_unit_test(scores), cmocka_unit_test(copies), cmocka_unit_test(golden_tokens_fp8),
+        cmocka_unit_test(batches_fp8), cmocka_unit_test(scores_fp8), cmocka_unit_test(copies_fp8),
+        cmocka_unit_test(refusals), cmocka_unit_test(what_is_missing_is_named), cmocka_unit_test(every_call_may_fail),
         cmocka_unit_test(adjusted_choices), cmocka_unit_test(a_broken_device_is_told)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

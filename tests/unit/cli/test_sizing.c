@@ -92,6 +92,11 @@ static void scaled_eight_bit_values(void **state) {
     in.element_bytes = 34.0 / 32;
     kvf_sizing(&in, &out);
     assert_true(out.token_bytes == 2 * 32 * 32 * 128 * 34 / 32);
+    in.element_bytes = 1;
+    in.scale_bytes = 2; /* e4m3 as device nodes keep it */
+    kvf_sizing(&in, &out);
+    assert_true(out.token_bytes == 2 * 32 * 32 * (128 + 2));
+    assert_true(out.page_bytes == 2 * 16 * 32 * (128 + 2));
 }
 
 int main(void) {

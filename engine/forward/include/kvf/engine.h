@@ -20,7 +20,8 @@ typedef enum {
     KVF_PRECISION_FAST,
     KVF_PRECISION_EXACT
 } kvf_precision; /* 8-bit activations per 32 values / f32 activations */
-typedef enum { KVF_KV_F16, KVF_KV_F32 } kvf_kv_type;
+/* FP8: e4m3 codes with a scale for each head of each position; only devices compute with them. */
+typedef enum { KVF_KV_F16, KVF_KV_F32, KVF_KV_FP8 } kvf_kv_type;
 
 typedef struct kvf_model kvf_model;
 typedef struct {
