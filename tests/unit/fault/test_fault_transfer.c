@@ -10,39 +10,8 @@
 #include "fault.h"
 #include "kvf/endpoint.h"
 #include "kvf/log.h"
+#include "../kvtransfer/counting_node.h"
 #include "../kvtransfer/loop.h"
-
-typedef struct {
-    int ups, downs, pages, frames;
-    kvf_link_id link;
-    kvf_status reason;
-    uint8_t page[64];
-} node;
-static void on_up(void *self, kvf_link_id link, const char *peer, uint64_t epoch, const uint8_t nonce[16],
-    bool outgoing, const char *transport) {
-    node *n = self;
-    n->ups++;
-    n->link = link;
-}
-static void on_down(void *self, kvf_link_id link, const char *peer, kvf_status reason, const char *text) {
-    node *n = self;
-    n->downs++;
-    n->reason = reason;
-    assert_true(reason < 0 && text[0]);
-}
-static void on_frame(void *self, kvf_link_id link, const kvf_frame *f) { ((node *)self)->frames++; }
-static kvf_page_verdict on_page(void *self, kvf_link_id link, const kvf_page_header *h, void **target, kvf_landing *l) {
-    node *n = self;
-    *target = n->page;
-    *l = (kvf_landing){.grant = h->grant};
-    return KVF_PAGE_ACCEPT;
-}
-static void on_landed(void *self, kvf_link_id link, const kvf_landing *l, bool crc_ok) {
-    ((node *)self)->pages += crc_ok;
-}
-static void on_room(void *self, kvf_link_id link) {}
-
-static const kvf_identity model = {.wire_version = 1, .page_bytes = 64, .numerics = "f", .kv_type = "f16"};
 
 typedef struct {
     struct event_base *base;
@@ -78,14 +47,14 @@ static kvf_status make(pair *x, const char *name, uint64_t epoch, node *n, kvf_e
     kvf_endpoint_options o = {.base = x->base,
         .node = name,
         .epoch = epoch,
-        .identity = &model,
+        .identity = &counting_model,
         .listen_tcp = "127.0.0.1:0",
         .listen_shm = true,
         .ring_bytes = 1 << 17,
         .connect_timeout_ns = KVF_NS_PER_S / 4,
         .heartbeat_ns = KVF_NS_PER_S / 8,
         .peer_timeout_ns = KVF_NS_PER_S,
-        .callbacks = {n, on_up, on_down, on_frame, on_page, on_landed, on_room}};
+        .callbacks = counting(n)};
     return kvf_endpoint_create(&o, out, err);
 }
 

@@ -5,6 +5,7 @@
 #include "kvf/endpoint.h"
 #include "kvf/rng.h"
 #include "kvf/transport.h"
+#include "../../support/sample_identity.h"
 #include "loop.h"
 #include "stores.h"
 #ifdef KVF_TEST_LANES
@@ -16,23 +17,7 @@ enum { PAGE_BYTES = 12288, PAGES = 3000 };
 #else
 enum { PAGE_BYTES = 12288, PAGES = 10000 };
 #endif
-static const kvf_identity model = {.wire_version = KVF_WIRE_VERSION,
-    .weights_hash = {1, 2},
-    .tokenizer_hash = {3, 4},
-    .numerics = "f32/f16 avx2 v1",
-    .block_tokens = 16,
-    .layers = 30,
-    .heads = 9,
-    .kv_heads = 3,
-    .head_dim = 64,
-    .vocab = 49152,
-    .page_bytes = PAGE_BYTES,
-    .context_max = 8192,
-    .layout = 1,
-    .rope_dims = 64,
-    .rope_base_bits = 0x47c35000,
-    .rope_style = 1,
-    .kv_type = "f16"};
+static const kvf_identity model = SAMPLE_IDENTITY;
 
 typedef struct {
     kvf_endpoint *e;

@@ -19,4 +19,20 @@ static inline kvf_tls_store *store_of(const certs *c, const char *name, const ch
     fprintf(stderr, "%s\n", err.message);
     exit(1);
 }
+
+/* The folder and the certificate of one test program, for cmocka's group: every node of it is in `names`. */
+typedef struct {
+    certs folder;
+    kvf_tls_store *tls;
+} one_store;
+static inline void one_store_open(one_store *s, const char *names) {
+    certs_open(&s->folder);
+    certs_authority(&s->folder, "ca");
+    certs_simple(&s->folder, "ca", "all", names);
+    s->tls = store_of(&s->folder, "all", "ca");
+}
+static inline void one_store_close(one_store *s) {
+    kvf_tls_store_close(s->tls);
+    certs_close(&s->folder);
+}
 #endif

@@ -635,17 +635,14 @@ static void links_beyond_the_table_are_refused(void **state) {
 }
 #endif
 
-static certs folder;
+static one_store store;
 static int setup(void **state) {
-    certs_open(&folder);
-    certs_authority(&folder, "ca");
-    certs_simple(&folder, "ca", "all", "DNS:p1,DNS:p9,DNS:d1,DNS:d2");
-    tls = store_of(&folder, "all", "ca");
+    one_store_open(&store, "DNS:p1,DNS:p9,DNS:d1,DNS:d2");
+    tls = store.tls;
     return 0;
 }
 static int teardown(void **state) {
-    kvf_tls_store_close(tls);
-    certs_close(&folder);
+    one_store_close(&store);
     return 0;
 }
 

@@ -8,6 +8,7 @@
 #include "kvf/endpoint.h"
 #include "kvf/log.h"
 #include "kvf/transport.h"
+#include "counting_node.h"
 #include "loop.h"
 #include "stores.h"
 
@@ -27,36 +28,6 @@ void *__wrap_calloc(size_t n, size_t size) { return fails_now() ? NULL : __real_
 static void *ev_malloc(size_t n) { return fails_now() ? NULL : __real_malloc(n); }
 static void *ev_realloc(void *p, size_t n) { return fails_now() ? NULL : realloc(p, n); }
 
-typedef struct {
-    int ups, downs, pages;
-    kvf_link_id link;
-    uint8_t page[64];
-} node;
-static void on_up(void *self, kvf_link_id link, const char *peer, uint64_t epoch, const uint8_t nonce[16],
-    bool outgoing, const char *transport) {
-    node *n = self;
-    n->ups++;
-    n->link = link;
-}
-static void on_down(void *self, kvf_link_id link, const char *peer, kvf_status reason, const char *text) {
-    node *n = self;
-    n->downs++;
-    assert_true(reason < 0 && text[0]);
-}
-static void on_frame(void *self, kvf_link_id link, const kvf_frame *f) {}
-static kvf_page_verdict on_page(void *self, kvf_link_id link, const kvf_page_header *h, void **target, kvf_landing *l) {
-    node *n = self;
-    *target = n->page;
-    *l = (kvf_landing){.grant = h->grant};
-    return KVF_PAGE_ACCEPT;
-}
-static void on_landed(void *self, kvf_link_id link, const kvf_landing *l, bool crc_ok) {
-    ((node *)self)->pages += crc_ok;
-}
-static void on_room(void *self, kvf_link_id link) {}
-
-static const kvf_identity model = {.wire_version = 1, .page_bytes = 64, .numerics = "f", .kv_type = "f16"};
-
 static kvf_tls_store *tls;
 
 static bool one_life(struct event_base *base, kvf_loopback *hub, const char *kind) {
@@ -65,7 +36,7 @@ static bool one_life(struct event_base *base, kvf_loopback *hub, const char *kin
     kvf_endpoint_options o = {.base = base,
         .node = "p1",
         .epoch = 1,
-        .identity = &model,
+        .identity = &counting_model,
         .listen_tcp = "127.0.0.1:0",
         .tls = strcmp(kind, "tls") == 0 ? tls : NULL,
         .listen_shm = true,
@@ -73,7 +44,7 @@ static bool one_life(struct event_base *base, kvf_loopback *hub, const char *kin
         .connect_timeout_ns = KVF_NS_PER_S,
         .heartbeat_ns = KVF_NS_PER_S,
         .peer_timeout_ns = KVF_NS_PER_S,
-        .callbacks = {&p, on_up, on_down, on_frame, on_page, on_landed, on_room},
+        .callbacks = counting(&p),
         .loopback = hub};
     kvf_error err;
     kvf_status status = kvf_endpoint_create(&o, &pe, &err);
@@ -139,13 +110,10 @@ int main(void) {
     event_set_mem_functions(ev_malloc, ev_realloc, free);
     event_set_log_callback(no_log);
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_allocation_fails_in_turn)};
-    certs folder;
-    certs_open(&folder);
-    certs_authority(&folder, "ca");
-    certs_simple(&folder, "ca", "all", "DNS:p1,DNS:d1");
-    tls = store_of(&folder, "all", "ca");
+    one_store store;
+    one_store_open(&store, "DNS:p1,DNS:d1");
+    tls = store.tls;
     int status = cmocka_run_group_tests(tests, NULL, NULL);
-    kvf_tls_store_close(tls);
-    certs_close(&folder);
+    one_store_close(&store);
     return status;
 }

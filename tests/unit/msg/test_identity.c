@@ -4,27 +4,10 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include "../../support/sample_identity.h"
 #include "kvf/msg.h"
 
-static kvf_identity sample(void) {
-    return (kvf_identity){.wire_version = 1,
-        .weights_hash = {1, 2},
-        .tokenizer_hash = {3, 4},
-        .numerics = "v1-int8g32-kvf16",
-        .block_tokens = 16,
-        .layers = 30,
-        .heads = 9,
-        .kv_heads = 3,
-        .head_dim = 64,
-        .vocab = 49152,
-        .page_bytes = 12288,
-        .context_max = 8192,
-        .layout = 1,
-        .rope_dims = 64,
-        .rope_base_bits = 7,
-        .rope_style = 0,
-        .kv_type = "f16"};
-}
+static kvf_identity sample(void) { return (kvf_identity)SAMPLE_IDENTITY; }
 
 static void equal_identities_do_not_differ(void **state) {
     kvf_identity a = sample(), b = sample();
@@ -60,7 +43,7 @@ static void every_field_is_compared_and_named(void **state) {
     CHANGED(layout, 2, "layout", "1", "2");
     CHANGED(rope_dims, 32, "rope_dims", "64", "32");
     CHANGED(rope_base_bits, 8, "rope_base_bits", "7", "8");
-    CHANGED(rope_style, 1, "rope_style", "0", "1");
+    CHANGED(rope_style, 0, "rope_style", "1", "0");
     CHANGED(kv_type[1], '3', "kv_type", "f16", "f36");
     CHANGED(numerics[1], '2', "numerics", "v1-int8g32-kvf16", "v2-int8g32-kvf16");
 #undef CHANGED
