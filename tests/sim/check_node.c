@@ -64,38 +64,6 @@ static void check_holders(sim *s, uint32_t node) {
     }
 }
 
-/* ------------------------------------------------------------------ grants */
-
-static bool router_is_there(const kvf_node *core, uint64_t grant) {
-    for (uint32_t i = 0; i < core->config.requests_max; i++) {
-        const node_req *r = &core->reqs[i];
-        if (r->state == REQ_GRANTED && r->grant == grant) return core->sessions[r->session].up;
-    }
-    return false;
-}
-
-/* A grant goes from link to link in the order in which its sender chose them, and one that nobody has opened yet lasts
- * as long as its router is there. */
-static void check_grants(sim *s, uint32_t node) {
-    sim_node *n = &s->node[node];
-    const kvf_node *core = n->core;
-    KVF_ASSERT(core->rx->config.grants_max <= SIM_GRANTS_MAX);
-    for (uint32_t i = 0; i < core->rx->config.grants_max; i++) {
-        const rx_grant *g = &core->rx->grants[i];
-        sim_grant *seen = &n->grant[i];
-        bool same = rx_live(g) && g->id == seen->id;
-        if (same && g->turn < seen->turn)
-            sim_fail(s, "node %s: grant %llx goes back to a link that its sender has left", name_of(s, node),
-                (unsigned long long)g->id);
-        kvf_status reason;
-        if (seen->unopened && !same && kvf_rx_buried(core->rx, seen->id, &reason) && reason == KVF_ERR_DEADLINE)
-            sim_fail(s, "node %s: grant %llx expires while its router is there", name_of(s, node),
-                (unsigned long long)seen->id);
-        *seen = rx_live(g) ? (sim_grant){g->id, g->turn, g->state == RX_OFFERED && router_is_there(core, g->id)}
-                           : (sim_grant){0};
-    }
-}
-
 /* ------------------------------------------------------------------ pages against the truth */
 
 static uint64_t root_value(const sim *s, uint32_t node, kvf_hash128 root) {
@@ -193,7 +161,6 @@ void check_node(sim *s, uint32_t node) {
     if (!changed && status == KVF_OK) status = kvf_tx_audit(n->core->tx, &err);
     if (status != KVF_OK) sim_fail(s, "node %s: %s", name_of(s, node), err.message);
     check_holders(s, node);
-    check_grants(s, node);
     if (changed) check_new_names(s, node);
     if (++n->checks % ALL_PAGES_EVERY == 0) check_node_pages(s, node);
     s->count.audits++;
@@ -243,8 +210,7 @@ void count_deaths(sim *s, uint32_t node, bool failed) {
             if (!s->process[router_process(r)].alive) continue;
             if (!kvf_router_request_of(s->router[r].core, core->reqs[q->req].id, &id, &client)) continue;
             sim_request *hit = &s->request[client];
-            if (!(told >> client & 1) && failed) hit->engine_failures += hit->fresh;
-            if (!(told >> client & 1) && !failed) hit->deaths++;
+            if (!(told >> client & 1)) (*(failed ? &hit->engine_failures : &hit->deaths))++;
             told |= 1ull << client;
         }
     }

@@ -24,19 +24,6 @@ static void check_old_processes(sim *s, uint32_t router) {
     }
 }
 
-/* Of an attempt that a router has made and not given up it hears every token: what the node is at lies never before it.
- * (A Reserve that comes twice may begin one that nobody follows.) */
-void check_answer(sim *s, uint32_t router, uint32_t place, const kvf_nmsg *m) {
-    kvf_router *core = s->router[router].core;
-    const rt_seq *leg = m->kind == KVF_N_ALREADY_STARTED && !s->count.repeated ? rt_seq_of(core, m->request) : NULL;
-    if (!leg || leg->l.decode != place || leg->l.attempt != m->attempt || !rt_answers_reserve(&leg->l)) return;
-    const rt_request *q = rt_request_at(core, leg);
-    const rt_seq *first = rt_seq_choice(core, q, leg->l.choice_base);
-    if (!first->ended && m->already_started.position > q->prompt_count + first->output_count)
-        sim_fail(s, "r%u has lost tokens of request %llu.%u", router, (unsigned long long)m->request.counter,
-            m->already_started.attempt);
-}
-
 void check_router(sim *s, uint32_t router) {
     const kvf_router *core = s->router[router].core;
     rt_check(core);
@@ -49,8 +36,7 @@ void check_router(sim *s, uint32_t router) {
 
 void check_router_at_end(sim *s, uint32_t router) {
     const kvf_router_counters *c = &s->router[router].core->counters;
-    /* A session that is back in time has cost nothing. */
-    if (!s->harmed && c->nodes_lost == 0 && c->retries > c->preempted)
+    if (!s->harmed && c->retries > c->preempted)
         sim_fail(s, "r%u: %llu attempts were lost, %llu of them handed back, though nothing harmful has happened",
             router, (unsigned long long)c->retries, (unsigned long long)c->preempted);
     if (c->live || c->waiting || c->waiting_tokens)

@@ -172,7 +172,6 @@ static void strike_node(sim *s, const plan_fault *f, uint32_t fault) {
         break;
     case FAULT_corrupt: n->corrupt_next = (uint32_t)f->arg; break;
     case FAULT_torn: n->torn_next = (uint32_t)f->arg; break;
-    case FAULT_alter: n->alter_next = (uint32_t)f->arg; break;
     case FAULT_step_fails: n->step_fails_next = (uint32_t)f->arg; break;
     case FAULT_repeat:
         n->repeat_percent = (uint32_t)f->arg;
@@ -193,8 +192,8 @@ void on_fault(sim *s, uint32_t fault) {
         (uint32_t)f->node, (uint32_t)f->peer, (uint32_t)f->router, (unsigned long long)f->for_us,
         (unsigned long long)f->arg);
     s->count.faults[f->kind]++;
-    s->harmed |= f->kind != FAULT_repeat && f->kind != FAULT_forge && f->kind != FAULT_flush &&
-                 f->kind != FAULT_undrain && f->kind != FAULT_session_cut;
+    s->harmed |=
+        f->kind != FAULT_repeat && f->kind != FAULT_forge && f->kind != FAULT_flush && f->kind != FAULT_undrain;
     s->harms += f->kind != FAULT_repeat && f->kind != FAULT_flush;
     switch (f->kind) {
     case FAULT_router_crash:

@@ -42,9 +42,7 @@ void link_cut(sim *s, uint32_t index, bool known) {
     for (uint32_t i = 0; i < 2; i++) l->loses[i] = sim_draw(s, 100000 + index, &l->drawn, 2) == 0;
     TRACE(s, "link %u %s - %s is cut", index, s->node[l->end[0]].config.info.node, s->node[l->end[1]].config.info.node);
     for (uint32_t side = 0; side < 2; side++) {
-        /* One end may learn of it long after the other. */
-        uint64_t most_us = draws(s, index, 20) ? 30000 : 2000;
-        kvf_time_ns at = s->now + us(1 + sim_draw(s, 100000 + index, &l->drawn, most_us));
+        kvf_time_ns at = s->now + us(1 + sim_draw(s, 100000 + index, &l->drawn, 2000));
         event *e = sim_push(s, at, EV_LINK_DOWN, l->end[side], index);
         e->incarnation = l->incarnation[side];
         e->arrived = known;
@@ -197,10 +195,9 @@ void link_send_frame(sim *s, uint32_t node, kvf_link_id link, const kvf_frame *f
     KVF_ASSERT(link < s->links);
     sim_link *l = &s->link[link];
     sim_note(s, ((uint64_t)f->kind << 48) ^ link);
-    if (f->kind == KVF_FRAME_GONE && f->gone.reason == KVF_ERR_CORRUPT && !s->node[node].altered)
+    if (f->kind == KVF_FRAME_GONE && f->gone.reason == KVF_ERR_CORRUPT)
         sim_fail(s, "node %s: commit and pages of grant %llx differ", s->node[node].config.info.node,
             (unsigned long long)f->gone.grant);
-    fault_hook(s, TRIGGER_told, f->kind, node);
     if (l->cut) return; /* nobody has told us yet */
     uint32_t to = 1 - side_of(l, node);
     TRACE(s, "%s -> %s frame %d of link %u, grant %llx", s->node[node].config.info.node,
@@ -277,17 +274,6 @@ void on_frame(sim *s, const event *e) {
     fault_hook(s, TRIGGER_frame, f->kind, e->who);
 }
 
-/* Other bytes under a checksum that fits them: nothing but the digest of the commit can tell. */
-static void alter(sim *s, uint32_t node, sim_page *p) {
-    sim_node *n = &s->node[node];
-    if (s->healed || n->alter_next == 0) return;
-    n->alter_next--;
-    n->altered = true;
-    s->count.pages_altered++;
-    p->slot[p->header.crc % KVF_KV_BLOCK_TOKENS] ^= 1ull << (p->header.crc >> 8) % 64;
-    p->header.crc = kvf_page_crc(&p->header, n->config.info.epoch, p->slot);
-}
-
 void on_page(sim *s, event *e) {
     sim_node *n = &s->node[e->who];
     sim_link *l = &s->link[e->index];
@@ -295,7 +281,6 @@ void on_page(sim *s, event *e) {
     if (l->down[1] || (l->cut && l->loses[1])) return;
     s->count.frames_late += l->cut;
     touch(s, e->who);
-    alter(s, e->who, p);
     kvf_page_verdict v = kvf_node_on_page(n->core, sim_clock(s, e->who), e->index, &p->header, &p->landing);
     sim_note(s, ((uint64_t)v << 32) ^ p->header.grant ^ p->header.crc);
     if (v == KVF_PAGE_ACCEPT) {

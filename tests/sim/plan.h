@@ -59,8 +59,7 @@ typedef struct {
     X(torn) /* staging of the next arg pages is overwritten while it is read */                                        \
     X(repeat) /* for for_us, arg of 100 messages to and from node come twice */                                        \
     X(forge) /* for for_us, arg of 100 frames to node come again on another link, pages with other bytes */            \
-    X(step_fails) /* the next arg steps of node */                                                                     \
-    X(alter) /* the next arg pages that land on node come with other bytes and the checksum of those */
+    X(step_fails) /* the next arg steps of node */
 
 typedef enum {
 #define PLAN_FAULT_ENUM(name) FAULT_##name,
@@ -71,9 +70,7 @@ typedef enum {
 
 /* When: at a time, or right after the nth event of a kind on its node from that time on. */
 #define PLAN_TRIGGER_LIST(X)                                                                                           \
-    X(time)                                                                                                            \
-    X(message) X(answer) X(frame) X(page) X(landed) X(send) X(sent) X(step) X(layer) X(step_done) X(said)              \
-        X(told) /* by the node: a message, a frame that has just left it */
+    X(time) X(message) X(answer) X(frame) X(page) X(landed) X(send) X(sent) X(step) X(layer) X(step_done)
 
 typedef enum {
 #define PLAN_TRIGGER_ENUM(name) TRIGGER_##name,

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #define REPEAT_LATER_US 40000
-#define REPEAT_MUCH_LATER_US 500000 /* than any node remembers what has been cancelled */
 
 bool session_blocked(const sim *s, const sim_session *c) { return s->session_blocked[c->router][c->place] > s->now; }
 
@@ -38,8 +37,7 @@ static event *send(sim *s, uint32_t index, sim_session *c, bool to_node) {
 /* The same again, behind whatever has been said by then. */
 static event *send_again(sim *s, uint32_t index, sim_session *c, bool to_node) {
     kvf_time_ns last = to_node ? c->to_node_last : c->to_router_last;
-    uint64_t most_us = sim_draw(s, 2000 + index, &c->drawn, 4) == 0 ? REPEAT_MUCH_LATER_US : REPEAT_LATER_US;
-    kvf_time_ns at = last + us(1 + sim_draw(s, 2000 + index, &c->drawn, most_us));
+    kvf_time_ns at = last + us(1 + sim_draw(s, 2000 + index, &c->drawn, REPEAT_LATER_US));
     return sim_push(s, at, to_node ? EV_TO_NODE : EV_TO_ROUTER, to_node ? c->node : router_process(c->router), index);
 }
 
@@ -61,12 +59,6 @@ static uint32_t attempt_of(const kvf_rmsg *m) {
     }
 }
 
-static void attempt_begins(sim *s, uint32_t router, kvf_request_id part) {
-    kvf_request_id id;
-    uint64_t client;
-    if (kvf_router_request_of(s->router[router].core, part, &id, &client)) s->request[client].fresh = true;
-}
-
 void session_to_node(sim *s, uint32_t router, uint32_t place, const kvf_rmsg *m) {
     static const char *const names[] = {"?", "Hello", "Reserve", "Prefill", "Cancel", "Ack", "Drain", "Undrain",
         "SetRole", "Flush", "Audit", "Blocks", "Snapshot", "Superseded"};
@@ -77,7 +69,6 @@ void session_to_node(sim *s, uint32_t router, uint32_t place, const kvf_rmsg *m)
     if (m->kind != KVF_R_ACK)
         TRACE(s, "r%u -> %s %s req %" PRIu64 ".%u%s", router, s->node[c->node].config.info.node, names[m->kind],
             id_of(m).counter, attempt_of(m), c->cut ? " (lost)" : "");
-    if (m->kind == KVF_R_RESERVE) attempt_begins(s, router, m->reserve.request);
     if (c->cut) return;
     send(s, index, c, true)->payload = sim_clone_rmsg(m);
     if (m->kind < KVF_R_RESERVE || m->kind > KVF_R_ACK || !repeats(s, index, c)) return;
@@ -135,7 +126,6 @@ void session_to_router(sim *s, uint32_t node, uint32_t slot, const kvf_nmsg *m) 
     if (s->verbose) trace_answer(s, node, c, m);
     check_order(s, node, index, m);
     if (m->kind == KVF_N_STARTED && s->process[node].alive) check_started(s, node, m->request);
-    fault_hook(s, TRIGGER_said, m->kind, node);
     if (c->cut) return;
     send(s, index, c, false)->payload = sim_clone_nmsg(m);
     if (may_repeat(m) && repeats(s, index, c)) send_again(s, index, c, false)->payload = sim_clone_nmsg(m);
@@ -255,7 +245,6 @@ void on_to_router(sim *s, const event *e) {
     const kvf_nmsg *m = e->payload;
     if (c->router_down || (c->cut && c->loses[0])) return;
     touch(s, e->who);
-    check_answer(s, c->router, c->place, m);
     kvf_router_on_msg(s->router[c->router].core, sim_clock(s, e->who), c->place, m);
     fault_hook(s, TRIGGER_answer, m->kind, c->node);
 }

@@ -23,7 +23,6 @@
 #define SIM_PAGE_BYTES (KVF_KV_BLOCK_TOKENS * 8)
 #define SIM_BLOCKS_MAX 64
 #define SIM_SLOTS 6 /* sessions of a node */
-#define SIM_GRANTS_MAX 64
 #define SIM_MS ((kvf_time_ns)KVF_NS_PER_MS)
 #define SIM_US ((kvf_time_ns)KVF_NS_PER_US)
 
@@ -113,13 +112,6 @@ typedef struct {
     uint32_t attempt, session;
 } sim_end;
 
-/* What was seen of a grant at the last check. */
-typedef struct {
-    uint64_t id;
-    uint32_t turn;
-    bool unopened; /* and its router's session was up */
-} sim_grant;
-
 typedef struct {
     kvf_node *core;
     void *memory;
@@ -137,9 +129,7 @@ typedef struct {
     uint32_t uses[SIM_BLOCKS_MAX]; /* operations under way on each block */
     sim_end ended[16];
     uint32_t ended_count;
-    sim_grant grant[SIM_GRANTS_MAX];
-    uint32_t corrupt_next, torn_next, step_fails_next, alter_next;
-    bool altered; /* some page has been, since the process began */
+    uint32_t corrupt_next, torn_next, step_fails_next;
     uint32_t repeat_percent, forge_percent, lag;
     kvf_time_ns repeat_until, forge_until, lag_until, slow_until;
 } sim_node;
@@ -188,8 +178,7 @@ typedef struct {
     uint32_t counted; /* tokens of all choices that are to be on the account */
     uint32_t logprobs_next;
     uint32_t deaths; /* of nodes in a step that held it, since its last token */
-    uint32_t engine_failures; /* of steps that held it, in an attempt that had given no token yet */
-    bool fresh; /* no token has come since the last attempt began */
+    uint32_t engine_failures; /* of steps that held it */
     uint32_t harms_before;
 } sim_request;
 
@@ -198,7 +187,7 @@ typedef struct {
     uint64_t events, checked_positions, checked_pages, audits;
     uint64_t pages_moved, frames_late, thawed_late;
     uint64_t faults[FAULT_KINDS];
-    uint64_t pages_corrupted, pages_torn, pages_altered, repeated, forged, superseded;
+    uint64_t pages_corrupted, pages_torn, repeated, forged, superseded;
     uint64_t sim_ns;
 } sim_counts;
 
@@ -328,5 +317,4 @@ void check_forgotten(sim *s, uint32_t router); /* its time is over: no node hold
 bool node_sends(const sim *s, uint32_t node); /* a hand-off is open: its link's heartbeat matters */
 void check_router(sim *s, uint32_t router);
 void check_router_at_end(sim *s, uint32_t router);
-void check_answer(sim *s, uint32_t router, uint32_t place, const kvf_nmsg *m); /* that is about to be heard */
 #endif
