@@ -55,18 +55,6 @@ static kvf_kv_type kv_type_of(const kvf_config *c) {
     return strcmp(type, "fp8") == 0 ? KVF_KV_FP8 : strcmp(type, "f32") == 0 ? KVF_KV_F32 : KVF_KV_F16;
 }
 
-/* A node takes the first of the devices. */
-static int device_of(const kvf_config *c, uint32_t *out) {
-    bool any = kvf_config_list_count(c, "engine.devices") > 0;
-    const char *first = any ? kvf_config_list_string(c, "engine.devices", 0) : "";
-    char *end;
-    unsigned long n = strtoul(first, &end, 10);
-    if (*first < '0' || *first > '9' || *end || n > 1024)
-        return kvf_settings_wrong(c, "engine.devices", "is not a list of numbers of devices");
-    *out = (uint32_t)n;
-    return KVF_EXIT_OK;
-}
-
 /* Where packed weights are kept, written to `room`; NULL: nowhere. A small file is packed sooner than looked up. */
 static const char *cache_folder(const kvf_config *c, char *room, size_t room_bytes) {
     enum { CACHED_MIN_BYTES = 16 << 20 };
@@ -128,7 +116,7 @@ static int run_worker(const kvf_config *c, kvf_role role, const char *name, kvf_
     worker_options_of(c, role, name, &options);
     char cache[512];
     options.cache_folder = cache_folder(c, cache, sizeof cache);
-    int status = device_of(c, &options.device);
+    int status = kvf_settings_devices(c, &options.device);
     if (status != KVF_EXIT_OK) return status;
     options.tls = tls->cluster;
     char source[64]; /* NCCL has no encryption: beside certificates it takes somebody who asks for it */

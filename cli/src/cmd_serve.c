@@ -193,6 +193,7 @@ static int supervise(cluster *k, uint32_t prefill, uint32_t decode) {
 static int run(const kvf_command *command, const void *options, const kvf_args *args) {
     const kvf_settings_options *o = options;
     int status;
+    uint32_t first; /* device: each node reads its own */
     kvf_error err = {0};
     cluster *k = calloc(1, sizeof *k);
     kvf_config *c = kvf_settings_load(command, o, &status);
@@ -206,6 +207,8 @@ static int run(const kvf_command *command, const void *options, const kvf_args *
     } else if (o->prefill + o->decode > NODES_MAX) {
         status = kvf_cmd_usage(
             command, "--prefill %u --decode %u: at most %d nodes in all", o->prefill, o->decode, NODES_MAX);
+    } else if ((status = kvf_settings_devices(c, &first)) != KVF_EXIT_OK) {
+        goto done; /* which has been said */
     } else if (check_model(model, &err) != KVF_OK) {
         status = kvf_cmd_failed(&err);
     } else if ((status = check_networks(c)) == KVF_EXIT_OK) {

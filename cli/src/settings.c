@@ -141,6 +141,21 @@ int kvf_settings_wrong(const kvf_config *c, const char *key, const char *fmt, ..
     return KVF_EXIT_CONFIG;
 }
 
+int kvf_settings_devices(const kvf_config *c, uint32_t *first) {
+    enum { MOST = 1023 };
+    static const char key[] = "engine.devices", allowed[] = "expected numbers of CUDA devices from 0 on, as in [0, 1]";
+    size_t count = kvf_config_list_count(c, key);
+    if (count == 0) return kvf_settings_wrong(c, key, "the list is empty, %s", allowed);
+    for (size_t i = count; i-- > 0;) {
+        const char *text = kvf_config_list_string(c, key, i);
+        size_t digits = strspn(text, "0123456789");
+        unsigned long n = digits < 8 ? strtoul(text, NULL, 10) : MOST + 1ul;
+        if (digits == 0 || text[digits] || n > MOST) return kvf_settings_wrong(c, key, "'%s': %s", text, allowed);
+        *first = (uint32_t)n;
+    }
+    return KVF_EXIT_OK;
+}
+
 bool kvf_settings_local(const char *address) {
     bool v4 = strncmp(address, "127.", 4) == 0 && address[strspn(address, "0123456789.")] == ':'; /* no 127.example */
     return strncmp(address, "unix:", 5) == 0 || v4 || strncmp(address, "[::1]:", 6) == 0 ||

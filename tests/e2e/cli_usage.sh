@@ -68,6 +68,9 @@ KVFERRY_ROUTER=127.0.0.1:1 expect 69 "127.0.0.1:1" health
 KVFERRY_ADMIN=127.0.0.1:1 expect 69 "127.0.0.1:1" audit
 
 expect 78 "model.path" prefill-node
+expect 78 "engine.devices: 'x': expected numbers of CUDA devices" decode-node --model x --devices=0,x
+expect 78 "engine.devices: '-1': expected numbers of CUDA devices" serve --model x --devices=-1
+expect 78 "engine.devices: '99999999999': expected" prefill-node --model x --devices=99999999999
 expect 78 "insecure" decode-node --model x --control 0.0.0.0:0
 expect 78 "node.transfer" decode-node --model x --transfer 10.0.0.1:0
 expect 78 "node.control" decode-node --model x --control 127.example:1 # a name, not an address of loopback

@@ -93,9 +93,12 @@ static kvf_status look_at_device(kvf_cuda_api *api, uint32_t index, kvf_error *e
     if (!error) error = api->device_attribute(&minor, KVF_CUDA_ATTR_MINOR, (int)index);
     if (!error) error = api->device_attribute(&processors, KVF_CUDA_ATTR_PROCESSORS, (int)index);
     if (!error) {
-        call = "cudaMemGetInfo";
+        call = "cudaSetDevice";
         error = api->device_set((int)index);
-        if (!error) error = api->memory_info(&free_bytes, &total_bytes);
+    }
+    if (!error) {
+        call = "cudaMemGetInfo";
+        error = api->memory_info(&free_bytes, &total_bytes);
     }
     if (error) return kvf_fail(err, KVF_ERR_UNSUPPORTED, "GPU %u: %s", index, kvf_cuda_text(api, call, error));
     *d = (kvf_cuda_device){.index = index,
@@ -120,7 +123,7 @@ static kvf_status look_at_devices(kvf_cuda_api *api, kvf_error *err) {
     api->devices_count = (uint32_t)KVF_MIN(count, KVF_CUDA_DEVICES_MAX);
     kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < api->devices_count && status == KVF_OK; i++) status = look_at_device(api, i, err);
-    if (status == KVF_OK) (void)api->device_set(0);
+    if (status == KVF_OK && api->device_set(0)) api->last_error(); /* who uses it sets it: no later call is to blame */
     return status;
 }
 
@@ -168,6 +171,10 @@ void kvf_nccl_unload(kvf_nccl_api *api) {
     if (api->library) dlclose(api->library);
     memset(api, 0, sizeof *api);
 }
+
+#define NAME(field, symbol, parameters) .field = #symbol,
+const kvf_cuda_names kvf_cuda_symbols = {KVF_CUDA_RUNTIME_FUNCTIONS(NAME)};
+#undef NAME
 
 static _Thread_local char said[256];
 

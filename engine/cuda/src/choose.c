@@ -28,7 +28,7 @@ kvf_status cuda_make_choices(cuda_backend *b, kvf_error *err) {
     b->sample_scratch = cuda_take(b, b->kernels->sample_scratch_bytes(b->spec.vocab, b->choices_max));
     b->choice_out = calloc(b->choices_max, sizeof(kvf_sample *));
     int error = b->api.host_take(&b->host_choices_memory, bytes, 0);
-    if (error) return kvf_fail(err, cuda_failed(b, "cudaHostAlloc", error), "%s", b->base.trouble);
+    if (error) return kvf_fail(err, cuda_failed(b, kvf_cuda_symbols.host_take, error), "%s", b->base.trouble);
     if (!b->device_choices_memory || !b->sample_scratch || !b->choice_out)
         return kvf_fail(err, KVF_ERR_NO_MEMORY, "no room for a sampler: %s", b->base.trouble);
     choices_bytes(b, &b->device_choices, b->device_choices_memory);

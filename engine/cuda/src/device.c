@@ -85,12 +85,19 @@ static kvf_status check_shape(const cuda_backend *b, kvf_error *err) {
 static kvf_status open_device(cuda_backend *b, const kvf_cuda_backend_options *cuda, kvf_error *err) {
     kvf_status status = kvf_cuda_load(cuda->libraries, &b->api, err);
     if (status == KVF_OK) status = kvf_cuda_usable(&b->api, cuda->device, err);
+    if (status == KVF_ERR_NOT_FOUND)
+        return kvf_fail(
+            err, status, "engine.devices: no GPU %u here, there are 0 to %u", cuda->device, b->api.devices_count - 1);
     if (status == KVF_OK) status = open_plugin(b, cuda->plugin, err);
     if (status != KVF_OK) return status;
     b->ordinal = (int)cuda->device;
+    const char *call = kvf_cuda_symbols.device_set;
     int error = b->api.device_set(b->ordinal);
-    if (!error) error = b->api.stream_create(&b->stream, KVF_CUDA_STREAM_NON_BLOCKING, 0);
-    if (error) return kvf_fail(err, KVF_ERR_UNSUPPORTED, "%s", kvf_cuda_text(&b->api, "cudaStreamCreate", error));
+    if (!error) {
+        call = kvf_cuda_symbols.stream_create;
+        error = b->api.stream_create(&b->stream, KVF_CUDA_STREAM_NON_BLOCKING, 0);
+    }
+    if (error) return kvf_fail(err, KVF_ERR_UNSUPPORTED, "%s", kvf_cuda_text(&b->api, call, error));
     void *workspace = cuda_take(b, GEMM_WORKSPACE_BYTES);
     if (!workspace) return kvf_fail(err, KVF_ERR_NO_MEMORY, "%s", b->base.trouble);
     char why[256] = "out of memory";

@@ -99,7 +99,7 @@ kvf_status cuda_failed(cuda_backend *b, const char *call, int error);
 #define CUDA_TRY(b, name, ...)                                                                                         \
     do {                                                                                                               \
         int error_ = (b)->api.name(__VA_ARGS__);                                                                       \
-        if (error_) return cuda_failed((b), #name, error_);                                                            \
+        if (error_) return cuda_failed((b), kvf_cuda_symbols.name, error_);                                            \
     } while (0)
 
 /* device.c. NULL with base.trouble set when there is no room. */

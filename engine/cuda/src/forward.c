@@ -6,13 +6,27 @@
 #include <math.h>
 #include <stdio.h>
 
+/* cublasStatus_t, as far as products meet it. */
+static const char *product_error(int error) {
+    switch (error) {
+    case 1: return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case 3: return "CUBLAS_STATUS_ALLOC_FAILED";
+    case 7: return "CUBLAS_STATUS_INVALID_VALUE";
+    case 8: return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case 13: return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case 14: return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case 15: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default: return "cublasStatus_t";
+    }
+}
+
 static kvf_status multiply(cuda_backend *b, const kvf_half_bits *w, const kvf_half_bits *x, void *y, bool f32,
     uint32_t rows, uint32_t outputs, uint32_t inputs) {
     kvf_cuda_product p = {.w = w, .x = x, .y = y, .y_is_f32 = f32, .rows = rows, .outputs = outputs, .inputs = inputs};
     int error = b->kernels->gemm_run(b->gemm, &p, b->stream);
     if (error == 0) return KVF_OK;
-    snprintf(b->base.trouble, sizeof b->base.trouble, "GPU: matrix product %u x %u x %u: error %d", rows, outputs,
-        inputs, error);
+    snprintf(b->base.trouble, sizeof b->base.trouble, "GPU: matrix product %u x %u x %u: %s (%d)", rows, outputs,
+        inputs, product_error(error), error);
     return KVF_ERR_INTERNAL;
 }
 #define TRY(call)                                                                                                      \

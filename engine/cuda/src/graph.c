@@ -20,14 +20,14 @@ static kvf_status record(cuda_backend *b, const kvf_backend_step *step, cuda_gra
     CUDA_TRY(b, capture_begin, b->stream, KVF_CUDA_CAPTURE_THREAD_LOCAL);
     kvf_status status = cuda_queue_forward(b, step, false);
     int error = b->api.capture_end(b->stream, &graph); /* also after a failure: the stream must leave capture */
-    if (status == KVF_OK && error) status = cuda_failed(b, "cudaStreamEndCapture", error);
+    if (status == KVF_OK && error) status = cuda_failed(b, kvf_cuda_symbols.capture_end, error);
     if (error && !graph) { /* a stream that went on recording would be lost */
         b->api.capture_end(b->stream, &graph);
         b->api.last_error();
     }
     if (status == KVF_OK) {
         error = b->api.graph_instantiate(&g->exec, graph, 0);
-        if (error) status = cuda_failed(b, "cudaGraphInstantiate", error);
+        if (error) status = cuda_failed(b, kvf_cuda_symbols.graph_instantiate, error);
     }
     if (graph) b->api.graph_destroy(graph);
     if (status != KVF_OK) g->exec = NULL;

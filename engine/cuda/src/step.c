@@ -79,7 +79,7 @@ static kvf_status queue_step(cuda_backend *b, const kvf_backend_step *step, bool
     status = cuda_queue_choices(b, step);
     if (status != KVF_OK) return status;
     int error = b->api.last_error(); /* of a launch */
-    return error ? cuda_failed(b, "a kernel's launch", error) : KVF_OK;
+    return error ? cuda_failed(b, "a kernel's launch (cudaGetLastError)", error) : KVF_OK;
 }
 
 kvf_status cuda_run_step(kvf_backend *base, const kvf_backend_step *step) {
@@ -95,7 +95,8 @@ kvf_status cuda_run_step(kvf_backend *base, const kvf_backend_step *step) {
     kvf_status status = queue_step(b, step, events);
     if (status == KVF_OK && events) status = follow_layers(b, step);
     int error = b->api.stream_synchronize(b->stream); /* also after a failure: nothing may run on behind it */
-    if (status == KVF_OK && error) status = cuda_failed(b, "cudaStreamSynchronize", error);
+    if (status == KVF_OK && error) status = cuda_failed(b, kvf_cuda_symbols.stream_synchronize, error);
+    base->broken |= kvf_cuda_is_sticky(error); /* also where a product had failed first, and did not say of what */
     if (status != KVF_OK) return status;
     if (step->on_layer && !events) step->on_layer(step->self, b->spec.layers - 1);
     return cuda_take_choices(b, step);

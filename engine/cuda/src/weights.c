@@ -48,9 +48,13 @@ static void upload_blocks(loader *l, kvf_half_bits *to, const uint8_t *from, con
             kvf_fail(l->err, KVF_ERR_UNSUPPORTED, "tensor %s: the device does not read type %s", t->name, info->name);
         return;
     }
+    const char *call = "a kernel's launch (cudaGetLastError)";
     int error = b->api.last_error();
-    if (!error) error = b->api.stream_synchronize(b->stream);
-    if (error) l->status = kvf_fail(l->err, cuda_failed(b, "a kernel", error), "%s", b->base.trouble);
+    if (!error) {
+        call = kvf_cuda_symbols.stream_synchronize;
+        error = b->api.stream_synchronize(b->stream);
+    }
+    if (error) l->status = kvf_fail(l->err, cuda_failed(b, call, error), "%s", b->base.trouble);
 }
 
 /* A model without a file: values in (-1/32, 1/32), the same block over and over. */

@@ -45,7 +45,7 @@ static kvf_status make_events(cuda_backend *b, kvf_error *err) {
     for (; b->layers_events < b->spec.layers; b->layers_events++) {
         int error = b->api.event_create(
             &b->layer_done[b->layers_events], KVF_CUDA_EVENT_NO_TIMING | KVF_CUDA_EVENT_BLOCKING_SYNC);
-        if (error) return kvf_fail(err, cuda_failed(b, "cudaEventCreate", error), "%s", b->base.trouble);
+        if (error) return kvf_fail(err, cuda_failed(b, kvf_cuda_symbols.event_create, error), "%s", b->base.trouble);
     }
     return KVF_OK;
 }
@@ -69,7 +69,7 @@ kvf_status cuda_make_workspace(cuda_backend *b, kvf_error *err) {
     size_t logits_bytes = (size_t)b->spec.vocab * sizeof(float);
     if (!error) error = b->api.host_take(&logits, logits_bytes, 0);
     b->host_logits = logits;
-    if (error) return kvf_fail(err, cuda_failed(b, "cudaHostAlloc", error), "%s", b->base.trouble);
+    if (error) return kvf_fail(err, cuda_failed(b, kvf_cuda_symbols.host_take, error), "%s", b->base.trouble);
     kvf_arena host = {.base = b->host_inputs, .size_bytes = b->inputs_bytes, .zeroed = true};
     carve_inputs(b, &host, &b->host);
     b->places = calloc(b->options.sequences_max, sizeof *b->places);
@@ -85,7 +85,7 @@ kvf_status cuda_make_pool(cuda_backend *b, double memory_share, kvf_error *err) 
     if (memory_share > 0) {
         size_t free_bytes = 0, total_bytes = 0;
         int error = b->api.memory_info(&free_bytes, &total_bytes);
-        if (error) return kvf_fail(err, cuda_failed(b, "cudaMemGetInfo", error), "%s", b->base.trouble);
+        if (error) return kvf_fail(err, cuda_failed(b, kvf_cuda_symbols.memory_info, error), "%s", b->base.trouble);
         bytes = (uint64_t)((double)free_bytes * memory_share);
     }
     kvf_status status = kvf_backend_count_blocks(&b->spec, b->options.kv_type, bytes, &b->base.blocks, err);

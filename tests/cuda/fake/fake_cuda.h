@@ -1,4 +1,4 @@
-/* fake_cuda.h - what tests ask of the fake CUDA runtime and NCCL (tests/cuda/fake), besides the functions of
+/* fake_cuda.h - what tests ask of the fake CUDA runtime, NCCL and cuBLASLt (tests/cuda/fake), besides the functions of
  * kvf/cuda_api.h that it implements under their real names.
  *
  * A stream is a thread that runs what was queued, in order; device memory is one sparse file in memory, filled with
@@ -17,6 +17,8 @@
  * | a dead peer                                                | the stream spins until ncclCommAbort (NVLink, SHM) |
  * | sizes that differ                                          | an asynchronous error; real: hang or corruption    |
  * | an own memory handle opened in the process that made it    | works; real: refused                               |
+ * | cublasLtMatmul of memory that is not a device's, or of an  | refused, with a sentence on stderr; real: anything |
+ * |   algorithm found for another shape                        |                                                    |
  * | two streams                                                | always progress by themselves; real: no promise    |
  *
  * Environment, read at the first call: KVF_FAKE_CUDA_DEVICES (1), _MEMORY bytes of a device (1 GiB), _DRIVER and
@@ -32,8 +34,9 @@ extern "C" {
 #define FAKE_API __attribute__((visibility("default")))
 
 /* A fault of a call ("cudaMalloc", "ncclSend", ...) or of a queued operation ("copy", "kernel", "transfer").
- * FAIL: the nth call from now on answers `error` (an operation: makes it sticky). STICKY: the same, and so does every
- * later call. HANG: the nth call, or operation, returns only after fake_cuda_release. DIE: the process is killed there.
+ * FAIL: the nth call from now on answers `error` (an operation: makes it sticky; cublasLtGetVersion: the version it
+ * tells). STICKY: the same, and so does every later call. HANG: the nth call, or operation, returns only after
+ * fake_cuda_release. DIE: the process is killed there.
  */
 typedef enum { FAKE_FAIL, FAKE_STICKY, FAKE_HANG, FAKE_DIE } fake_fault_kind;
 FAKE_API void fake_cuda_fault(const char *function, uint32_t nth, fake_fault_kind kind, int error);
@@ -59,6 +62,7 @@ FAKE_API void fake_cuda_get(fake_cuda_settings *settings);
 typedef struct {
     uint64_t memory_bytes; /* of the devices, in use */
     uint32_t allocations, host_allocations, streams, events, opened_handles, graphs, comms;
+    uint32_t products; /* handles, descriptions, layouts and preferences of cuBLASLt */
     uint64_t copies, kernels, sends, recvs; /* operations done since the last reset */
 } fake_cuda_counts;
 FAKE_API void fake_cuda_count(fake_cuda_counts *out);

@@ -1,9 +1,7 @@
 /* fake_int.h - what the files of the fake runtime share. */
 #ifndef KVF_FAKE_INT_H
 #define KVF_FAKE_INT_H
-#include "fake_cuda.h"
-#include <pthread.h>
-#include <stdbool.h>
+#include "fake_library.h"
 
 KVF_CUDA_RUNTIME_FUNCTIONS(FAKE_API KVF_CUDA_INT_PROTOTYPE)
 KVF_CUDA_RUNTIME_TEXTS(FAKE_API KVF_CUDA_TEXT_PROTOTYPE)
@@ -12,9 +10,6 @@ KVF_CUDA_RUNTIME_TEXTS(FAKE_API KVF_CUDA_TEXT_PROTOTYPE)
 int fake_enter(const char *function);
 /* The same for calls that answer even after a sticky error. */
 int fake_enter_plain(const char *function);
-FAKE_API int fake_enter_nccl(const char *function); /* no sticky errors of CUDA's */
-/* Before a queued operation: false, it must not run. */
-FAKE_API bool fake_begin_operation(const char *kind);
 int fake_answer(int error); /* remembers it for cudaGetLastError */
 bool fake_is_broken(void); /* a sticky error stands */
 
@@ -31,18 +26,8 @@ FAKE_API int fake_queue(
     kvf_cuda_stream stream, const char *kind, void (*run)(void *arg), void (*drop)(void *arg), void *arg);
 void fake_wait_device(void); /* for everything queued on every stream */
 
-/* Whether [p, p + len) is live device memory of this process, or opened of another. */
-FAKE_API bool fake_is_device(const void *p, size_t len_bytes);
 int fake_device_now(void);
 
-extern FAKE_API fake_cuda_counts fake_counted;
-extern FAKE_API pthread_mutex_t fake_lock; /* fake_counted, memory, settings */
-#define FAKE_COUNT(field, by)                                                                                          \
-    do {                                                                                                               \
-        pthread_mutex_lock(&fake_lock);                                                                                \
-        fake_counted.field += (by);                                                                                    \
-        pthread_mutex_unlock(&fake_lock);                                                                              \
-    } while (0)
 #define FAKE_ENTER()                                                                                                   \
     do {                                                                                                               \
         int fault_ = fake_enter(__func__);                                                                             \

@@ -63,7 +63,8 @@ static void what_is_missing_is_named(void **state) {
     says_what_is_missing(
         &(kvf_cuda_backend_options){.libraries = &fakes, .plugin = "/nowhere/x.so"}, "no device code here: /nowhere");
     says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = fakes.driver}, "not one of ours");
-    says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = plugin, .device = 7}, "GPU 7");
+    says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = plugin, .device = 7},
+        "engine.devices: no GPU 7 here, there are 0 to 0");
     kvf_backend_options f32 = small;
     f32.kv_type = KVF_KV_F32;
     kvf_backend *b = NULL;
@@ -78,12 +79,25 @@ static void what_is_missing_is_named(void **state) {
     fake_cuda_reset();
 }
 
+/* The text of a failing call names it as the runtime's manual does, or what is known: a kernel fails later. */
+static void says_call(const char *text, const char *call) {
+    static const char *const products[] = {"cublasLt", "matrix product", "CUBLAS_STATUS"};
+    bool named = strstr(text, call) != NULL || (strncmp(call, "cuda", 4) != 0 && strstr(text, "cuda"));
+    bool part = strcmp(call, "cudaMemcpyAsync") == 0 || strcmp(call, "cudaStreamSynchronize") == 0;
+    named |= part && strstr(text, "cudaMemcpy:"); /* the fake's is made of these */
+    for (size_t i = 0; i < KVF_COUNT_OF(products); i++)
+        named |= strncmp(call, "cublasLt", 8) == 0 && strstr(text, products[i]);
+    if (!named) fail_msg("\"%s\" does not name %s", text, call);
+}
+
 /* Each call to the runtime fails once while a backend is opened, used and closed: a status, a text, nothing held. */
 static void every_call_may_fail(void **state) {
     static const char *const calls[] = {"cudaMalloc", "cudaHostAlloc", "cudaMemcpy", "cudaStreamCreateWithPriority",
         "cudaEventCreateWithFlags", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize",
         "cudaStreamSynchronize", "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiateWithFlags",
-        "cudaGraphLaunch", "cudaSetDevice", "kernel", "copy"};
+        "cudaGraphLaunch", "cudaSetDevice", "kernel", "copy", "cublasLtCreate", "cublasLtMatmulDescCreate",
+        "cublasLtMatmulDescSetAttribute", "cublasLtMatrixLayoutCreate", "cublasLtMatmulPreferenceCreate",
+        "cublasLtMatmulPreferenceSetAttribute", "cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul"};
     static const uint32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
     static const uint32_t blocks[] = {1, 2};
     fake_cuda_counts before, after;
@@ -98,7 +112,7 @@ static void every_call_may_fail(void **state) {
             kvf_sample out;
             fake_cuda_fault(calls[i], nth, FAKE_FAIL, 999);
             failed = open_on_fakes(&small, &b, &err) != KVF_OK;
-            if (failed) assert_true(err.message[0] != 0);
+            if (failed) says_call(err.message, calls[i]);
             for (uint32_t step = 0; b && step < 2; step++) { /* a prompt, then one token */
                 kvf_engine_run r = {.tokens = step ? &tokens[19] : tokens,
                     .count = step ? 1 : 19,
@@ -115,7 +129,7 @@ static void every_call_may_fail(void **state) {
                 kvf_backend_step s = {.runs = &r, .runs_count = 1, .samples = &want, .samples_count = 1};
                 kvf_status status = b->ops->run_step(b, &s);
                 failed |= status != KVF_OK;
-                if (status != KVF_OK) assert_true(b->trouble[0] != 0);
+                if (status != KVF_OK) says_call(b->trouble, calls[i]);
                 if (status != KVF_OK && !b->broken) assert_int_equal(b->ops->run_step(b, &s), KVF_OK);
             }
             bool broken = strcmp(calls[i], "kernel") == 0 || strcmp(calls[i], "copy") == 0;
@@ -124,7 +138,8 @@ static void every_call_may_fail(void **state) {
             fake_cuda_count(&after);
             if (broken) before = after; /* a broken device takes nothing back; the process ends */
             if (after.allocations != before.allocations || after.host_allocations != before.host_allocations ||
-                after.streams != before.streams || after.events != before.events || after.graphs != before.graphs)
+                after.streams != before.streams || after.events != before.events || after.graphs != before.graphs ||
+                after.products != before.products)
                 fail_msg("%s failing at call %u: something is still held", calls[i], nth);
         }
     }
@@ -205,11 +220,46 @@ static void a_broken_device_is_told(void **state) {
     fake_cuda_reset();
 }
 
+/* Products are the plugin's own, by gemm.c over a cuBLASLt: what that refuses is said, with the shape. */
+static void failing_products_are_named(void **state) {
+    fake_cuda_fault("cublasLtGetVersion", 1, FAKE_FAIL, 120304);
+    says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = plugin},
+        "matrix products: cuBLASLt has version 120304");
+    kvf_backend *b = open_small();
+    uint32_t token = 1, block = 1;
+    kvf_engine_run r = {.tokens = &token, .count = 1, .blocks = &block, .logit_rows = 1};
+    kvf_backend_step s = {.runs = &r, .runs_count = 1};
+    fake_cuda_fault("cublasLtMatmulAlgoGetHeuristic", 1, FAKE_FAIL, 15);
+    assert_int_equal(b->ops->run_step(b, &s), KVF_ERR_INTERNAL);
+    assert_non_null(strstr(b->trouble, "matrix product 1 x 128 x 64: CUBLAS_STATUS_NOT_SUPPORTED"));
+    fake_cuda_fault("cublasLtMatmul", 2, FAKE_FAIL, 13);
+    assert_int_equal(b->ops->run_step(b, &s), KVF_ERR_INTERNAL);
+    assert_non_null(strstr(b->trouble, "CUBLAS_STATUS_EXECUTION_FAILED"));
+    assert_false(b->broken);
+    assert_int_equal(b->ops->run_step(b, &s), KVF_OK);
+    kvf_backend_destroy(b);
+    fake_cuda_reset();
+}
+
+/* The device breaks, and a product is the first to notice, in numbers of its own. */
+static void a_device_that_breaks_in_a_product_is_told(void **state) {
+    kvf_backend *b = open_small();
+    uint32_t token = 1, block = 1;
+    kvf_engine_run r = {.tokens = &token, .count = 1, .blocks = &block, .logit_rows = 1};
+    kvf_backend_step s = {.runs = &r, .runs_count = 1};
+    fake_cuda_fault("cublasLtMatmul", 3, FAKE_STICKY, KVF_CUDA_ILLEGAL_ADDRESS);
+    assert_int_equal(b->ops->run_step(b, &s), KVF_ERR_INTERNAL);
+    assert_true(b->broken);
+    kvf_backend_destroy(b);
+    fake_cuda_reset();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(golden_tokens), cmocka_unit_test(batches_change_nothing),
         cmocka_unit_test(scores), cmocka_unit_test(copies), cmocka_unit_test(golden_tokens_fp8),
         cmocka_unit_test(batches_fp8), cmocka_unit_test(scores_fp8), cmocka_unit_test(copies_fp8),
         cmocka_unit_test(refusals), cmocka_unit_test(what_is_missing_is_named), cmocka_unit_test(every_call_may_fail),
-        cmocka_unit_test(adjusted_choices), cmocka_unit_test(a_broken_device_is_told)};
+        cmocka_unit_test(adjusted_choices), cmocka_unit_test(a_broken_device_is_told),
+        cmocka_unit_test(failing_products_are_named), cmocka_unit_test(a_device_that_breaks_in_a_product_is_told)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

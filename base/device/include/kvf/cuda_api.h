@@ -213,6 +213,13 @@ kvf_status kvf_cuda_usable(const kvf_cuda_api *api, uint32_t device, kvf_error *
 kvf_status kvf_nccl_load(const kvf_cuda_libraries *libraries, kvf_nccl_api *out, kvf_error *err);
 void kvf_nccl_unload(kvf_nccl_api *api);
 
+/* What each function of the runtime is called there: kvf_cuda_symbols.copy_async is "cudaMemcpyAsync". */
+#define KVF_CUDA_NAME_FIELD(field, symbol, parameters) const char *field;
+typedef struct {
+    KVF_CUDA_RUNTIME_FUNCTIONS(KVF_CUDA_NAME_FIELD)
+} kvf_cuda_names;
+extern const kvf_cuda_names kvf_cuda_symbols;
+
 /* "cudaMalloc: out of memory (cudaErrorMemoryAllocation)", borrowed until the thread's next call. */
 const char *kvf_cuda_text(const kvf_cuda_api *api, const char *call, int error);
 const char *kvf_nccl_text(const kvf_nccl_api *api, const char *call, int result);
