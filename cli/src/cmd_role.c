@@ -78,6 +78,7 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->role = role;
     w->model_path = kvf_config_string(c, "model.path");
     w->precision = strcmp(kvf_config_string(c, "engine.precision"), "exact") ? KVF_PRECISION_FAST : KVF_PRECISION_EXACT;
+    w->weights = strcmp(kvf_config_string(c, "engine.weights"), "fp8") ? KVF_WEIGHTS_AUTO : KVF_WEIGHTS_FP8;
     w->kv_type = kv_type_of(c);
     w->kernels = kernels_of(c);
     w->backend = kvf_config_string(c, "engine.backend");

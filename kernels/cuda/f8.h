@@ -1,5 +1,5 @@
-/* f8.h - e4m3 codes of keys and values by integer operations: the same on every GPU, also those without instructions
- * for them. A code times a scale that is a power of two is exact in f16, down to its smallest numbers. */
+/* f8.h - e4m3 codes of keys, values and weights by integer operations: the same on every GPU, also those without
+ * instructions for them. A code times a scale that is a power of two is exact in f16, down to its smallest numbers. */
 #ifndef KVF_CUDA_F8_H
 #define KVF_CUDA_F8_H
 #include "port.h"
@@ -31,6 +31,12 @@ KVF_DEVICE uint32_t kvf_f8_pair(uint32_t two, __half2 scale) {
     uint32_t h = (two & 0x80008000u) | (two & 0x7F007F00u) >> 1;
     __half2 v = __hmul2(__hmul2(*(__half2 *)&h, bias), scale);
     return *(uint32_t *)&v;
+}
+
+/* Two codes of four (`which`: 0 or 1), as halves of their values times 2^-8. */
+KVF_DEVICE uint32_t kvf_f8_small(uint32_t four, int which) {
+    uint32_t two = __byte_perm(four, 0, which ? 0x3424 : 0x1404);
+    return (two & 0x80008000u) | (two & 0x7F007F00u) >> 1;
 }
 
 /* Four codes times scale. */

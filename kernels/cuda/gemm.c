@@ -13,7 +13,7 @@
 enum { SHAPES_MAX = 256 };
 
 typedef struct {
-    uint32_t rows, outputs, inputs, kinds; /* kinds: types of x and y; no rows: the place is empty */
+    uint32_t rows, outputs, inputs, stride, kinds; /* kinds: types of x and y; no rows: the place is empty */
     uint64_t used; /* larger: later */
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t w, x, y;
@@ -41,6 +41,8 @@ static void forget(kvf_cuda_gemm *g, shape *s) {
     *s = (shape){0};
 }
 
+static uint32_t stride_of(const kvf_cuda_product *p) { return p->y_stride ? p->y_stride : p->outputs; }
+
 static cublasStatus_t describe(kvf_cuda_gemm *g, shape *s, const kvf_cuda_product *p) {
     const cudaDataType_t in = p->is_bf16 ? CUDA_R_16BF : CUDA_R_16F, out = p->y_is_f32 ? CUDA_R_32F : in;
     const cublasOperation_t transposed = CUBLAS_OP_T;
@@ -50,7 +52,7 @@ static cublasStatus_t describe(kvf_cuda_gemm *g, shape *s, const kvf_cuda_produc
             s->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
     if (!e) e = g->lt.cublasLtMatrixLayoutCreate(&s->w, in, p->inputs, p->outputs, p->inputs);
     if (!e) e = g->lt.cublasLtMatrixLayoutCreate(&s->x, in, p->inputs, p->rows, p->inputs);
-    if (!e) e = g->lt.cublasLtMatrixLayoutCreate(&s->y, out, p->outputs, p->rows, p->outputs);
+    if (!e) e = g->lt.cublasLtMatrixLayoutCreate(&s->y, out, p->outputs, p->rows, stride_of(p));
     return e;
 }
 
@@ -75,7 +77,8 @@ static cublasStatus_t shape_of(kvf_cuda_gemm *g, const kvf_cuda_product *p, cons
     shape *oldest = &g->shapes[0];
     for (int i = 0; i < SHAPES_MAX; i++) {
         shape *s = &g->shapes[i];
-        if (s->rows == p->rows && s->outputs == p->outputs && s->inputs == p->inputs && s->kinds == kinds_of(p)) {
+        if (s->rows == p->rows && s->outputs == p->outputs && s->inputs == p->inputs && s->stride == stride_of(p) &&
+            s->kinds == kinds_of(p)) {
             s->used = ++g->clock;
             *out = s;
             return CUBLAS_STATUS_SUCCESS;
@@ -92,6 +95,7 @@ static cublasStatus_t shape_of(kvf_cuda_gemm *g, const kvf_cuda_product *p, cons
     oldest->rows = p->rows;
     oldest->outputs = p->outputs;
     oldest->inputs = p->inputs;
+    oldest->stride = stride_of(p);
     oldest->kinds = kinds_of(p);
     oldest->used = ++g->clock;
     *out = oldest;

@@ -18,6 +18,10 @@ static const kvf_cuda_plugin_table table = {.abi = KVF_CUDA_PLUGIN_ABI,
     .gemm_run = kvf_cuda_gemm_run,
     .dequantise = kvf_cuda_dequantise,
     .sample_scratch_bytes = kvf_cuda_sample_scratch_bytes,
-    .sample_rows = kvf_cuda_sample_rows};
+    .sample_rows = kvf_cuda_sample_rows,
+    .f8_pack = kvf_cuda_f8_pack,
+    .f8_unpack = kvf_cuda_f8_unpack,
+    .f8_partial_floats = kvf_cuda_f8_partial_floats,
+    .f8_multiply = kvf_cuda_f8_multiply};
 
 const kvf_cuda_plugin_table *kvf_cuda_plugin(uint32_t abi) { return abi == KVF_CUDA_PLUGIN_ABI ? &table : NULL; }

@@ -7,7 +7,7 @@
 
 #define PLUGIN "--plugin=" KVF_FAKE_CUDA_FOLDER "/libkvferry-cuda.so"
 enum { LONG_PROMPT = 48 };
-/* Where the two best logits are closer, rounding may choose: of f16, of keys and values in fp8. */
+/* Where the two best logits are closer, rounding may choose: of f16, of weights, keys and values in fp8. */
 static const double gap_f16 = 0.05, gap_fp8 = 0.3;
 
 static size_t read_ids(const json_t *array, uint32_t *ids) {
@@ -72,10 +72,12 @@ static void over(const char *transports, const char *lane, size_t longest, const
     bool fp8 = strcmp(kv_type, "fp8") == 0;
     double clear_gap = fp8 ? gap_fp8 : gap_f16;
     char list[64], up[64], type[64];
+    const char *weights = fp8 ? "--weights=fp8" : NULL;
     snprintf(type, sizeof type, "--kv-type=%s", kv_type);
     snprintf(list, sizeof list, "--transports=%s", transports);
     snprintf(up, sizeof up, "over %s is up", lane);
-    const char *args[] = {"--backend=cuda", PLUGIN, "--device-memory-percent=10", list, "--threads=1", type, NULL};
+    const char *args[] = {
+        "--backend=cuda", PLUGIN, "--device-memory-percent=10", list, "--threads=1", type, weights, NULL};
     e2e_cluster c;
     e2e_start(&c, E2E_TINY("llama"), args);
     uint32_t shipped = compare_all(&c, clear_gap, E2E_ALWAYS, longest),
@@ -83,7 +85,7 @@ static void over(const char *transports, const char *lane, size_t longest, const
     printf("%s over %s: %u tokens after pages that moved, %u without, all as they should be\n", kv_type, lane, shipped,
         local);
     if (!log_says(&c.serve, up)) fail_msg("no link was made over %s", lane);
-    assert_true(log_says(&c.serve, fp8 ? "ready: cuda Fake 0 (sm_90), fp8 KV, v1-cuda-f16-kvfp8"
+    assert_true(log_says(&c.serve, fp8 ? "ready: cuda Fake 0 (sm_90), fp8 weights, KV, v1-cuda-w8-kvfp8"
                                        : "ready: cuda Fake 0 (sm_90), v1-cuda-f16-kvf16"));
     e2e_assert_clean(&c);
     e2e_stop(&c);
@@ -93,7 +95,7 @@ static void pages_over_cuda_ipc(void **state) { over("cuda_ipc,shm", "cuda_ipc",
 static void pages_over_nccl(void **state) { over("nccl,tcp", "nccl", 700, "f16"); }
 static void pages_over_shm(void **state) { over("shm", "shm", 100, "f16"); }
 static void pages_over_tcp(void **state) { over("tcp", "tcp", 100, "f16"); }
-static void fp8_pages_over_nccl(void **state) { over("nccl,tcp", "nccl", 100, "fp8"); }
+static void fp8_over_nccl(void **state) { over("nccl,tcp", "nccl", 100, "fp8"); }
 
 /* Pages of two formats are never taken for each other, whatever the operator allows: the decode node computes prompts
  * itself, and the operator is told why. */
@@ -186,7 +188,7 @@ int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* "*nccl" */
     setenv("LD_LIBRARY_PATH", KVF_FAKE_CUDA_FOLDER, 1); /* of every process started here */
     const struct CMUnitTest tests[] = {cmocka_unit_test(pages_over_cuda_ipc), cmocka_unit_test(pages_over_nccl),
-        cmocka_unit_test(pages_over_shm), cmocka_unit_test(pages_over_tcp), cmocka_unit_test(fp8_pages_over_nccl),
+        cmocka_unit_test(pages_over_shm), cmocka_unit_test(pages_over_tcp), cmocka_unit_test(fp8_over_nccl),
         cmocka_unit_test(fp8_and_f16_do_not_pair), cmocka_unit_test(fp8_is_for_devices),
         cmocka_unit_test(device_to_processor), cmocka_unit_test(processor_to_device), cmocka_unit_test(a_device_breaks),
         cmocka_unit_test(what_is_missing_is_said)};

@@ -35,6 +35,8 @@ static const kvf_config_key keys[] = {
         "arithmetic: 8-bit activations where the file is quantised, or f32"),
     CHOICE("engine.kv_type", ENUM, "f16", "f16 f32 fp8", "kv-type",
         "number format of the KV cache; fp8 (e4m3, scaled by head and position): devices only; f32: processors only"),
+    CHOICE("engine.weights", ENUM, "auto", "auto fp8", "weights",
+        "what a device keeps matrices of layers in; auto: f16; fp8: e4m3, scaled by output (the CPU: as in the file)"),
     CHOICE("engine.kernels", ENUM, "auto", "auto ref avx2 avx512 avx512-vnni", "kernels",
         "kernel family; auto: the best that this machine has"),
     CHOICE("engine.backend", ENUM, "cpu", "cpu cuda auto", "backend",

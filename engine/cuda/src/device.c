@@ -77,6 +77,10 @@ static kvf_status check_shape(const cuda_backend *b, kvf_error *err) {
     if (s->hidden % 8 || s->ffn % 8 || s->vocab % 8)
         return kvf_fail(err, KVF_ERR_UNSUPPORTED, "%s: hidden %u, ffn %u, vocabulary %u: the GPU needs multiples of 8",
             path, s->hidden, s->ffn, s->vocab);
+    if (b->options.weights == KVF_WEIGHTS_FP8 &&
+        (s->hidden % KVF_CUDA_F8_ALIGN || s->ffn % KVF_CUDA_F8_ALIGN || s->heads * s->head_dim % KVF_CUDA_F8_ALIGN))
+        return kvf_fail(err, KVF_ERR_UNSUPPORTED, "engine.weights: %s: hidden %u, ffn %u: fp8 needs multiples of %d",
+            path, s->hidden, s->ffn, KVF_CUDA_F8_ALIGN);
     if (b->options.kv_type == KVF_KV_F32)
         return kvf_fail(err, KVF_ERR_UNSUPPORTED, "engine.kv_type: a GPU keeps keys and values in f16 or fp8, not f32");
     return KVF_OK;
@@ -214,6 +218,7 @@ kvf_status kvf_backend_open_cuda(
     kvf_status status = open_device(b, cuda, err);
     if (status == KVF_OK) status = open_model(b, cuda->shape, err);
     if (status == KVF_OK) status = cuda_load_weights(b, err);
+    if (status == KVF_OK) cuda_size_unpacked(b, cuda->unpacked_bytes);
     if (status == KVF_OK) status = cuda_make_workspace(b, err);
     if (status == KVF_OK) status = cuda_make_pool(b, cuda->memory_share, err);
     if (status != KVF_OK) {
@@ -221,9 +226,13 @@ kvf_status kvf_backend_open_cuda(
         return status;
     }
     const kvf_cuda_device *d = &b->api.devices[cuda->device];
-    snprintf(b->base.numerics, sizeof b->base.numerics, "v1-cuda-f16-kv%s", kvf_kv_type_name(options->kv_type));
+    bool fp8_weights = options->weights == KVF_WEIGHTS_FP8, fp8_kv = options->kv_type == KVF_KV_FP8;
+    snprintf(b->base.numerics, sizeof b->base.numerics, "v1-cuda-%s-kv%s", fp8_weights ? "w8" : "f16",
+        kvf_kv_type_name(options->kv_type));
     snprintf(b->base.what, sizeof b->base.what, "cuda %.30s (sm_%u)%s", d->name, d->capability,
-        b->cell == KVF_CUDA_CELL_F8 ? ", fp8 KV" : "");
+        fp8_weights ? fp8_kv ? ", fp8 weights, KV" : ", fp8 weights"
+        : fp8_kv    ? ", fp8 KV"
+                    : "");
     *out = &b->base;
     return KVF_OK;
 }

@@ -6,9 +6,15 @@
 
 enum { ALLOCATIONS_MAX = 16, GRAPHS_MAX = 64, CUDA_ALIGN = 256 };
 
+/* [outputs][inputs]: halves, or e4m3 codes with the scale of each output. */
+typedef struct {
+    const void *w;
+    const float *scales; /* NULL: halves */
+} cuda_matrix;
+
 typedef struct {
     const float *attn_norm, *ffn_norm, *qkv_bias, *q_norm, *k_norm; /* NULL where the model has none */
-    const kvf_half_bits *qkv, *o, *gate_up, *down; /* [outputs][inputs]; q, k, v and gate, up one below the other */
+    cuda_matrix qkv, o, gate_up, down; /* q, k, v and gate, up one below the other */
 } cuda_layer;
 
 /* What a step tells the device: written on the host, copied in one go. Same offsets on both sides. */
@@ -56,7 +62,8 @@ typedef struct {
     uint32_t allocations_count;
 
     cuda_layer *layer;
-    const kvf_half_bits *embedding, *head;
+    const kvf_half_bits *embedding; /* and the head: halves in any case */
+    cuda_matrix head;
     const float *output_norm, *cos_sin;
     kvf_cuda_cell cell; /* what pages hold */
     uint8_t *pages; /* [layer][block][page_bytes] */
@@ -68,6 +75,9 @@ typedef struct {
     float *x_kept; /* rows whose logits are wanted */
     kvf_half_bits *heads_kept;
     float *logits, *partial;
+    float *spans; /* of products over codes */
+    kvf_half_bits *unpacked; /* [unpacked_values]: codes of a large product, part by part */
+    size_t unpacked_values;
     cuda_inputs device;
     void *device_inputs;
 
@@ -109,6 +119,7 @@ kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err);
 /* workspace.c */
 kvf_status cuda_make_pool(cuda_backend *b, double memory_share, kvf_error *err);
 kvf_status cuda_make_workspace(cuda_backend *b, kvf_error *err);
+void cuda_size_unpacked(cuda_backend *b, size_t wanted_bytes); /* before; 0: as much as is good */
 /* step.c */
 kvf_status cuda_run_step(kvf_backend *base, const kvf_backend_step *step);
 /* forward.c: queues the step up to its logits. */

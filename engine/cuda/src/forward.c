@@ -20,14 +20,48 @@ static const char *product_error(int error) {
     }
 }
 
-static kvf_status multiply(cuda_backend *b, const kvf_half_bits *w, const kvf_half_bits *x, void *y, bool f32,
-    uint32_t rows, uint32_t outputs, uint32_t inputs) {
-    kvf_cuda_product p = {.w = w, .x = x, .y = y, .y_is_f32 = f32, .rows = rows, .outputs = outputs, .inputs = inputs};
-    int error = b->kernels->gemm_run(b->gemm, &p, b->stream);
+static kvf_status multiply_halves(cuda_backend *b, const kvf_cuda_product *p) {
+    int error = b->kernels->gemm_run(b->gemm, p, b->stream);
     if (error == 0) return KVF_OK;
-    snprintf(b->base.trouble, sizeof b->base.trouble, "GPU: matrix product %u x %u x %u: %s (%d)", rows, outputs,
-        inputs, product_error(error), error);
+    snprintf(b->base.trouble, sizeof b->base.trouble, "GPU: matrix product %u x %u x %u: %s (%d)", p->rows, p->outputs,
+        p->inputs, product_error(error), error);
     return KVF_ERR_INTERNAL;
+}
+
+/* Over codes: few rows by the kernel that reads them as they are, else part by part unpacked. */
+static kvf_status multiply_codes(cuda_backend *b, const cuda_matrix *m, const kvf_cuda_product *p) {
+    const uint8_t *codes = m->w;
+    if (p->rows <= KVF_CUDA_F8_FEW) {
+        kvf_cuda_f8_product few = {.w = codes,
+            .scales = m->scales,
+            .x = p->x,
+            .y = p->y,
+            .rows = p->rows,
+            .outputs = p->outputs,
+            .inputs = p->inputs,
+            .partial = b->spans};
+        return b->kernels->f8_multiply(&few, b->stream) == 0 ? KVF_OK : KVF_ERR_UNSUPPORTED;
+    }
+    uint32_t step = (uint32_t)KVF_MIN(b->unpacked_values / p->inputs, (size_t)p->outputs) / 8 * 8;
+    kvf_cuda_product part = *p;
+    part.w = b->unpacked;
+    part.y_stride = p->outputs;
+    for (uint32_t first = 0; first < p->outputs; first += step) {
+        part.outputs = KVF_MIN(step, p->outputs - first);
+        part.y = (kvf_half_bits *)p->y + first;
+        b->kernels->f8_unpack(
+            b->unpacked, codes + (size_t)first * p->inputs, m->scales + first, part.outputs, p->inputs, b->stream);
+        kvf_status status = multiply_halves(b, &part);
+        if (status != KVF_OK) return status;
+    }
+    return KVF_OK;
+}
+
+static kvf_status multiply(cuda_backend *b, const cuda_matrix *m, const kvf_half_bits *x, void *y, bool f32,
+    uint32_t rows, uint32_t outputs, uint32_t inputs) {
+    kvf_cuda_product p = {
+        .w = m->w, .x = x, .y = y, .y_is_f32 = f32, .rows = rows, .outputs = outputs, .inputs = inputs};
+    return m->scales ? multiply_codes(b, m, &p) : multiply_halves(b, &p);
 }
 #define TRY(call)                                                                                                      \
     do {                                                                                                               \
@@ -124,11 +158,11 @@ static kvf_status keep_rows(
 static kvf_status feed_forward(
     cuda_backend *b, const cuda_layer *w, float *x, const kvf_half_bits *heads, uint32_t rows) {
     const kvf_model_spec *s = &b->spec;
-    TRY(multiply(b, w->o, heads, b->sum, false, rows, s->hidden, s->heads * s->head_dim));
+    TRY(multiply(b, &w->o, heads, b->sum, false, rows, s->hidden, s->heads * s->head_dim));
     b->kernels->rms_norm(b->normed, x, b->sum, w->ffn_norm, s->rms_eps, rows, s->hidden, b->stream);
-    TRY(multiply(b, w->gate_up, b->normed, b->gate_up, false, rows, 2 * s->ffn, s->hidden));
+    TRY(multiply(b, &w->gate_up, b->normed, b->gate_up, false, rows, 2 * s->ffn, s->hidden));
     b->kernels->swiglu(b->ffn, b->gate_up, rows, s->ffn, b->stream);
-    return multiply(b, w->down, b->ffn, b->sum, false, rows, s->hidden, s->ffn);
+    return multiply(b, &w->down, b->ffn, b->sum, false, rows, s->hidden, s->ffn);
 }
 
 kvf_status cuda_queue_forward(cuda_backend *b, const kvf_backend_step *step, bool events) {
@@ -140,7 +174,8 @@ kvf_status cuda_queue_forward(cuda_backend *b, const kvf_backend_step *step, boo
     for (uint32_t layer = 0; layer < s->layers; layer++) {
         const cuda_layer *w = &b->layer[layer];
         b->kernels->rms_norm(b->normed, x, add, w->attn_norm, s->rms_eps, rows, s->hidden, b->stream);
-        TRY(multiply(b, w->qkv, b->normed, b->qkv, false, rows, (s->heads + 2 * s->kv_heads) * s->head_dim, s->hidden));
+        TRY(multiply(
+            b, &w->qkv, b->normed, b->qkv, false, rows, (s->heads + 2 * s->kv_heads) * s->head_dim, s->hidden));
         store_qkv(b, layer);
         if (events) CUDA_TRY(b, event_record, b->layer_done[layer], b->stream);
         bool last = layer + 1 == s->layers;
@@ -158,5 +193,5 @@ kvf_status cuda_queue_forward(cuda_backend *b, const kvf_backend_step *step, boo
         add = b->sum;
     }
     b->kernels->rms_norm(b->normed, x, add, b->output_norm, s->rms_eps, rows, s->hidden, b->stream);
-    return multiply(b, b->head, b->normed, b->logits, true, rows, s->vocab, s->hidden);
+    return multiply(b, &b->head, b->normed, b->logits, true, rows, s->vocab, s->hidden);
 }

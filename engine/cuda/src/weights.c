@@ -1,6 +1,6 @@
 /* The model's weights in device memory: one allocation, walked twice with the same code, once to measure. Matrices
  * become f16: blocks of quantised types on the device, the same bits as on the host; f32 and bf16 on the host, where a
- * weight beyond f16's range is seen and refused. */
+ * weight beyond f16's range is seen and refused. With engine.weights fp8 those of layers go on from there to codes. */
 #include "device_int.h"
 #include "kvf/arena.h"
 #include "kvf/kernels.h"
@@ -14,6 +14,7 @@ typedef struct {
     cuda_backend *b;
     kvf_arena arena; /* without base while measuring */
     void *staging; /* device, [CHUNK_VALUES] halves: raw blocks, or noise */
+    kvf_half_bits *unpacked; /* device, [CHUNK_VALUES]: rows on their way to codes; NULL where there are none */
     bool staging_is_noise;
     float *f32; /* [CHUNK_VALUES] */
     kvf_half_bits *f16; /* [CHUNK_VALUES] */
@@ -23,9 +24,21 @@ typedef struct {
 
 static void *place(loader *l, size_t len_bytes) { return kvf_arena_take(&l->arena, len_bytes, CUDA_ALIGN); }
 
+static void failed(loader *l, const char *call, int error) {
+    l->status = kvf_fail(l->err, cuda_failed(l->b, call, error), "%s", l->b->base.trouble);
+}
+
+/* In the order of the stream's kernels: a plain copy of pageable memory may return before the device has it, and this
+ * stream does not wait for it. Waited for, because `from` is filled again. */
 static void upload(loader *l, void *to, const void *from, size_t len_bytes) {
-    int error = l->b->api.copy(to, from, len_bytes, KVF_CUDA_HOST_TO_DEVICE);
-    if (error) l->status = kvf_fail(l->err, cuda_failed(l->b, "cudaMemcpy", error), "%s", l->b->base.trouble);
+    const cuda_backend *b = l->b;
+    const char *call = kvf_cuda_symbols.copy_async;
+    int error = b->api.copy_async(to, from, len_bytes, KVF_CUDA_HOST_TO_DEVICE, b->stream);
+    if (!error) {
+        call = kvf_cuda_symbols.stream_synchronize;
+        error = b->api.stream_synchronize(b->stream);
+    }
+    if (error) failed(l, call, error);
 }
 
 static bool to_halves(const float *from, kvf_half_bits *to, size_t count) {
@@ -54,7 +67,7 @@ static void upload_blocks(loader *l, kvf_half_bits *to, const uint8_t *from, con
         call = kvf_cuda_symbols.stream_synchronize;
         error = b->api.stream_synchronize(b->stream);
     }
-    if (error) l->status = kvf_fail(l->err, cuda_failed(b, call, error), "%s", b->base.trouble);
+    if (error) failed(l, call, error);
 }
 
 /* A model without a file: values in (-1/32, 1/32), the same block over and over. */
@@ -66,32 +79,47 @@ static void make_noise(loader *l, kvf_half_bits *to, size_t count) {
     for (size_t at = 0; at < count && l->status == KVF_OK; at += CHUNK_VALUES) {
         size_t bytes = KVF_MIN(count - at, (size_t)CHUNK_VALUES) * sizeof *to;
         int error = l->b->api.copy_async(to + at, l->staging, bytes, KVF_CUDA_DEVICE_TO_DEVICE, l->b->stream);
-        if (error) l->status = kvf_fail(l->err, cuda_failed(l->b, "cudaMemcpyAsync", error), "%s", l->b->base.trouble);
+        if (error) failed(l, kvf_cuda_symbols.copy_async, error);
     }
 }
 
-/* Rows of a tensor as f16. */
-static void upload_matrix(loader *l, kvf_half_bits *to, const kvf_gguf_tensor *t) {
+/* `count` rows from `row` on, as f16. */
+static void upload_rows(loader *l, kvf_half_bits *to, const kvf_gguf_tensor *t, size_t row, size_t count) {
+    size_t width = (size_t)t->dims[0];
     if (!t->data) {
-        make_noise(l, to, (size_t)(t->dims[0] * t->dims[1]));
+        make_noise(l, to, count * width);
         return;
     }
-    size_t width = (size_t)t->dims[0], rows = (size_t)t->dims[1], step = KVF_MAX(CHUNK_VALUES / width, (size_t)1);
     const kvf_dtype_info *info = kvf_dtype_find(t->type);
     size_t row_bytes = width / info->block_values * info->block_bytes;
+    const uint8_t *from = (const uint8_t *)t->data + row * row_bytes;
+    if (t->type != KVF_DTYPE_F32 && t->type != KVF_DTYPE_BF16) {
+        upload_blocks(l, to, from, t, count * width);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) kvf_dequant_row(t->type, from + i * row_bytes, l->f32 + i * width, width);
+    if (to_halves(l->f32, l->f16, count * width))
+        upload(l, to, l->f16, count * width * sizeof *to);
+    else
+        l->status = kvf_fail(l->err, KVF_ERR_UNSUPPORTED, "tensor %s has values beyond the range of f16", t->name);
+}
+
+static size_t rows_at_once(const kvf_gguf_tensor *t) { return KVF_MAX(CHUNK_VALUES / t->dims[0], (size_t)1); }
+
+static void upload_matrix(loader *l, kvf_half_bits *to, const kvf_gguf_tensor *t) {
+    size_t rows = (size_t)t->dims[1], step = rows_at_once(t);
+    for (size_t row = 0; row < rows && l->status == KVF_OK; row += step)
+        upload_rows(l, to + row * t->dims[0], t, row, KVF_MIN(step, rows - row));
+}
+
+static void upload_codes(loader *l, uint8_t *codes, float *scales, const kvf_gguf_tensor *t) {
+    size_t width = (size_t)t->dims[0], rows = (size_t)t->dims[1], step = rows_at_once(t);
     for (size_t row = 0; row < rows && l->status == KVF_OK; row += step) {
         size_t count = KVF_MIN(step, rows - row);
-        const uint8_t *from = (const uint8_t *)t->data + row * row_bytes;
-        if (t->type != KVF_DTYPE_F32 && t->type != KVF_DTYPE_BF16) {
-            upload_blocks(l, to + row * width, from, t, count * width);
-            continue;
-        }
-        for (size_t i = 0; i < count; i++) kvf_dequant_row(t->type, from + i * row_bytes, l->f32 + i * width, width);
-        if (!to_halves(l->f32, l->f16, count * width)) {
-            l->status = kvf_fail(l->err, KVF_ERR_UNSUPPORTED, "tensor %s has values beyond the range of f16", t->name);
-            return;
-        }
-        upload(l, to + row * width, l->f16, count * width * sizeof *to);
+        upload_rows(l, l->unpacked, t, row, count);
+        if (l->status != KVF_OK) return;
+        l->b->kernels->f8_pack(
+            codes + row * width, scales + row, l->unpacked, (uint32_t)count, (uint32_t)width, l->b->stream);
     }
 }
 
@@ -105,6 +133,24 @@ static const kvf_half_bits *lay_matrices(loader *l, const kvf_gguf_tensor *const
         at += t[i]->dims[0] * t[i]->dims[1];
     }
     return to;
+}
+
+/* Matrices of a layer, one below the other: as lay_matrices, or as codes and their scales. */
+static cuda_matrix lay_product(loader *l, const kvf_gguf_tensor *const *t, size_t count) {
+    if (!l->unpacked) return (cuda_matrix){.w = lay_matrices(l, t, count)};
+    size_t values = 0, rows = 0;
+    for (size_t i = 0; i < count; i++) {
+        rows += (size_t)t[i]->dims[1];
+        values += (size_t)(t[i]->dims[0] * t[i]->dims[1]);
+    }
+    uint8_t *codes = place(l, values), *at = codes;
+    float *scales = place(l, rows * sizeof *scales), *scales_at = scales;
+    for (size_t i = 0; scales && i < count && l->status == KVF_OK; i++) {
+        upload_codes(l, at, scales_at, t[i]);
+        at += t[i]->dims[0] * t[i]->dims[1];
+        scales_at += t[i]->dims[1];
+    }
+    return (cuda_matrix){.w = codes, .scales = scales};
 }
 
 /* Up to three vectors one after the other; NULL where the model has none. */
@@ -131,10 +177,10 @@ static void lay_layer(loader *l, cuda_layer *w, const kvf_model_layer *t) {
     const kvf_gguf_tensor *qkv[] = {t->attn_q, t->attn_k, t->attn_v}, *o[] = {t->attn_output},
                           *gate_up[] = {t->ffn_gate, t->ffn_up}, *down[] = {t->ffn_down},
                           *bias[] = {t->attn_q_bias, t->attn_k_bias, t->attn_v_bias};
-    w->qkv = lay_matrices(l, qkv, 3);
-    w->o = lay_matrices(l, o, 1);
-    w->gate_up = lay_matrices(l, gate_up, 2);
-    w->down = lay_matrices(l, down, 1);
+    w->qkv = lay_product(l, qkv, 3);
+    w->o = lay_product(l, o, 1);
+    w->gate_up = lay_product(l, gate_up, 2);
+    w->down = lay_product(l, down, 1);
     w->qkv_bias = lay_vectors(l, bias, 3);
     w->attn_norm = lay_vector(l, t->attn_norm);
     w->ffn_norm = lay_vector(l, t->ffn_norm);
@@ -170,10 +216,18 @@ static void lay_model(loader *l) {
     const kvf_model_spec *s = &b->spec;
     l->arena.used_bytes = 0;
     b->embedding = lay_matrices(l, &s->embedding, 1);
-    b->head = s->head_tied ? b->embedding : lay_matrices(l, &s->output, 1);
+    b->head.w = s->head_tied ? b->embedding : lay_matrices(l, &s->output, 1);
     for (uint32_t i = 0; i < s->layers; i++) lay_layer(l, &b->layer[i], &s->layer[i]);
     b->output_norm = lay_vector(l, s->output_norm);
     b->cos_sin = lay_angles(l);
+}
+
+/* What kernels have met on the way. */
+static void finish(loader *l) {
+    int error = l->b->api.last_error();
+    if (error && l->status == KVF_OK) failed(l, "a kernel's launch (cudaGetLastError)", error);
+    error = l->b->api.stream_synchronize(l->b->stream);
+    if (error && l->status == KVF_OK) failed(l, kvf_cuda_symbols.stream_synchronize, error);
 }
 
 kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err) {
@@ -184,8 +238,10 @@ kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err) {
     l.f32 = malloc(room * sizeof *l.f32);
     l.f16 = malloc(room * sizeof *l.f16);
     int error = b->api.memory_take(&l.staging, room * sizeof(kvf_half_bits)); /* no packed type has more bits */
+    if (!error && b->options.weights == KVF_WEIGHTS_FP8)
+        error = b->api.memory_take((void **)&l.unpacked, room * sizeof(kvf_half_bits));
     if (error) {
-        l.status = kvf_fail(err, cuda_failed(b, "cudaMalloc", error), "%s", b->base.trouble);
+        failed(&l, kvf_cuda_symbols.memory_take, error);
         goto end;
     }
     if (!b->layer || !l.f32 || !l.f16) {
@@ -195,13 +251,16 @@ kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err) {
     lay_model(&l);
     l.arena.size_bytes = l.arena.used_bytes;
     l.arena.base = cuda_take(b, l.arena.size_bytes);
-    if (l.arena.base)
+    if (l.arena.base) {
         lay_model(&l);
-    else
+        finish(&l);
+    } else {
         l.status = kvf_fail(err, KVF_ERR_NO_MEMORY, "%s: no room for %zu MiB of weights: %s", b->options.model_path,
             l.arena.size_bytes >> 20, b->base.trouble);
+    }
 end:
-    if (l.staging) b->api.memory_give(l.staging);
+    if (l.staging) b->api.memory_give(l.staging); /* waits for the device */
+    if (l.unpacked) b->api.memory_give(l.unpacked);
     free(l.f32);
     free(l.f16);
     return l.status;

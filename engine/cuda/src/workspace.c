@@ -21,6 +21,38 @@ static void carve_inputs(const cuda_backend *b, kvf_arena *c, cuda_inputs *in) {
     in->tables = CARVE(c, uint32_t, runs * tables_width(b)); /* last: only what a step needs of it is copied */
 }
 
+/* Outputs and inputs of the products of a layer. */
+enum { LAYER_PRODUCTS = 4 };
+static void layer_products(const kvf_model_spec *s, uint32_t out[LAYER_PRODUCTS][2]) {
+    uint32_t q = s->heads * s->head_dim, qkv = (s->heads + 2 * s->kv_heads) * s->head_dim;
+    const uint32_t shapes[LAYER_PRODUCTS][2] = {
+        {qkv, s->hidden}, {s->hidden, q}, {2 * s->ffn, s->hidden}, {s->hidden, s->ffn}};
+    memcpy(out, shapes, sizeof shapes);
+}
+
+static size_t spans_floats(const cuda_backend *b) {
+    uint32_t shapes[LAYER_PRODUCTS][2];
+    size_t most = 0;
+    layer_products(&b->spec, shapes);
+    for (size_t i = 0; i < LAYER_PRODUCTS; i++)
+        most = KVF_MAX(most, b->kernels->f8_partial_floats(shapes[i][0], shapes[i][1]));
+    return most;
+}
+
+/* Room for the largest matrix, or as much of it as is set, at least eight outputs. */
+void cuda_size_unpacked(cuda_backend *b, size_t wanted_bytes) {
+    enum { DEFAULT_BYTES = 64 << 20 };
+    uint32_t shapes[LAYER_PRODUCTS][2];
+    size_t largest = 0, longest = 0;
+    layer_products(&b->spec, shapes);
+    for (size_t i = 0; i < LAYER_PRODUCTS; i++) {
+        largest = KVF_MAX(largest, (size_t)shapes[i][0] * shapes[i][1]);
+        longest = KVF_MAX(longest, (size_t)shapes[i][1]);
+    }
+    size_t wanted = (wanted_bytes ? wanted_bytes : DEFAULT_BYTES) / sizeof(kvf_half_bits);
+    b->unpacked_values = KVF_MIN(largest, KVF_MAX(wanted, 8 * longest));
+}
+
 static void carve_workspace(cuda_backend *b, kvf_arena *c) {
     const kvf_model_spec *s = &b->spec;
     size_t rows = b->options.tokens_max, kept = b->options.logit_rows_max, q = (size_t)s->heads * s->head_dim;
@@ -35,6 +67,10 @@ static void carve_workspace(cuda_backend *b, kvf_arena *c) {
     b->x_kept = CARVE(c, float, kept * s->hidden);
     b->heads_kept = CARVE(c, kvf_half_bits, kept * q);
     b->logits = CARVE(c, float, kept * s->vocab);
+    if (b->options.weights == KVF_WEIGHTS_FP8) {
+        b->spans = CARVE(c, float, spans_floats(b));
+        b->unpacked = CARVE(c, kvf_half_bits, b->unpacked_values);
+    }
     b->partial = CARVE(
         c, float, b->kernels->decode_partial_floats(b->options.sequences_max, s->heads, s->head_dim, s->context_max));
 }

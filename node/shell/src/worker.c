@@ -197,6 +197,7 @@ static kvf_status open_backend(kvf_worker *w, kvf_error *err) {
         .cache_folder = o->cache_folder,
         .threads = o->threads,
         .pin_threads = o->pin_threads,
+        .weights = o->weights,
         .kv_type = o->kv_type,
         .kv_memory_bytes = o->kv_memory_bytes,
         .tokens_max = KVF_MAX(o->chunk_tokens, o->chunk_tokens_mixed) + o->sequences_max,

@@ -23,16 +23,16 @@ engine="$c -fPIC -Ibase/device/include -Iengine/gguf/include -Iengine/forward/in
 cu="$nvcc -std=c++17 -O3 ${gencode[*]} -DKVF_LAUNCH_WATCHED -Itests/cuda $common -c"
 
 {
-  [ $syntax = 1 ] || for f in rows qkv decode prefill pages quant sample; do echo "$cu kernels/cuda/$f.cu -o $folder/$f.o"; done
+  [ $syntax = 1 ] || for f in rows qkv decode prefill pages quant sample product8; do echo "$cu kernels/cuda/$f.cu -o $folder/$f.o"; done
   [ $syntax = 1 ] || echo "$cu tests/cuda/mma_tile.cu -o $folder/mma_tile.o"
-  for f in mma rows decode prefill pages quant sample; do echo "$cxx tests/cuda/test_$f.cpp -o $folder/test_$f.o"; done
+  for f in mma rows decode prefill pages quant sample product8; do echo "$cxx tests/cuda/test_$f.cpp -o $folder/test_$f.o"; done
   for f in device bench rows; do echo "$cxx $here/$f.cpp -o $folder/gpu_$f.o"; done
   for f in kernels/src/pack kernels/src/detect kernels/src/rope_table kernels/ref/ref kernels/quant/src/quant kernels/quant/src/half \
     engine/sampler/src/sample engine/sampler/src/score engine/sampler/src/check engine/sampler/src/math base/src/status \
     kernels/cuda/gemm $here/crc; do
     echo "$c $f.c -o $folder/c_${f//\//_}.o"
   done
-  [ $syntax = 1 ] || for f in rows qkv decode prefill pages quant sample; do echo "$plain kernels/cuda/$f.cu -o $folder/p_$f.o"; done
+  [ $syntax = 1 ] || for f in rows qkv decode prefill pages quant sample product8; do echo "$plain kernels/cuda/$f.cu -o $folder/p_$f.o"; done
   for f in kernels/cuda/plugin kernels/cuda/gemm; do echo "$engine $f.c -o $folder/p_${f##*/}.o"; done
   for f in engine/cuda/src/{choose,device,forward,graph,step,weights,workspace} engine/backend/src/blocks engine/forward/src/runs base/device/src/cuda_api \
     tests/bench/device_engine $here/no_files; do
@@ -50,7 +50,7 @@ link() { # link PROGRAM OBJECTS...
 }
 link check-mma test_mma.o mma_tile.o gpu_device.o
 link check-rows test_rows.o rows.o qkv.o gpu_device.o
-for f in decode prefill pages quant sample; do link "check-$f" "test_$f.o" "$f.o" gpu_device.o; done
+for f in decode prefill pages quant sample product8; do link "check-$f" "test_$f.o" "$f.o" gpu_device.o; done
 link bench gpu_bench.o gpu_rows.o rows.o qkv.o decode.o prefill.o pages.o quant.o sample.o
 # The engine finds the runtime as the product does, and the plugin beside itself.
 "${CC:-gcc}" -shared -o "$folder/libkvferry-cuda.so" "$folder"/p_*.o -L"$toolkit/lib64" -lcudart -ldl

@@ -17,6 +17,7 @@ static kvf_backend *open_tiny(const backend_under_test *t, const char *name) {
         .precision = KVF_PRECISION_EXACT,
         .threads = 2,
         .kv_type = t->kv_type,
+        .weights = t->weights,
         .kv_memory_bytes = 16u << 20,
         .tokens_max = TOKENS_MAX,
         .sequences_max = SEQUENCES_MAX,
@@ -166,15 +167,20 @@ void backend_batches_change_nothing(const backend_under_test *t) {
     kvf_backend_destroy(b);
 }
 
-static void score_prompt(kvf_backend *b, const uint32_t *ids, uint32_t count, kvf_sample *out) {
+/* In steps of `part` tokens; out[i]: of token i + 1. */
+static void score_prompt(kvf_backend *b, const uint32_t *ids, uint32_t count, uint32_t part, kvf_sample *out) {
     sequence *s = malloc(sizeof *s);
     kvf_backend_score *wants = calloc(count, sizeof *wants);
     assert_true(s && wants);
     sequence_begin(s, 1, ids, count);
-    for (uint32_t i = 0; i + 1 < count; i++)
-        wants[i] = (kvf_backend_score){.row = i, .vocab_used = VOCAB, .token = ids[i + 1], .top = 2, .out = &out[i]};
-    kvf_engine_run r = run_of(s, count, count);
-    run(b, &(kvf_backend_step){.runs = &r, .runs_count = 1, .scores = wants, .scores_count = count - 1});
+    for (; s->computed < count; s->computed += part) {
+        uint32_t now = KVF_MIN(part, count - s->computed), wanted = 0;
+        for (uint32_t i = s->computed; i + 1 < count && wanted < now; i++)
+            wants[wanted++] = (kvf_backend_score){
+                .row = i - s->computed, .vocab_used = VOCAB, .token = ids[i + 1], .top = 2, .out = &out[i]};
+        kvf_engine_run r = run_of(s, now, now);
+        run(b, &(kvf_backend_step){.runs = &r, .runs_count = 1, .scores = wants, .scores_count = wanted});
+    }
     free(wants);
     free(s);
 }
@@ -187,8 +193,8 @@ void backend_scores_agree_with_the_cpu(const backend_under_test *t) {
     kvf_sample *want = calloc(COUNT, sizeof *want), *got = calloc(COUNT, sizeof *got);
     assert_true(want && got);
     kvf_backend *a = open_tiny(&cpu, "qwen3"), *b = open_tiny(t, "qwen3");
-    score_prompt(a, ids, COUNT, want);
-    score_prompt(b, ids, COUNT, got);
+    score_prompt(a, ids, COUNT, COUNT, want);
+    score_prompt(b, ids, COUNT, COUNT, got);
     double most = 0;
     for (uint32_t i = 0; i + 1 < COUNT; i++) {
         double off = fabs((double)want[i].chosen.logprob - (double)got[i].chosen.logprob);
@@ -202,6 +208,27 @@ void backend_scores_agree_with_the_cpu(const backend_under_test *t) {
     kvf_backend_destroy(b);
     free(want);
     free(got);
+}
+
+void backend_scores_whole_or_in_parts(const backend_under_test *t, double tolerance) {
+    enum { COUNT = 200, PART = 60 };
+    uint32_t ids[COUNT];
+    some_tokens(ids, COUNT, 4);
+    kvf_sample *whole = calloc(COUNT, sizeof *whole), *parts = calloc(COUNT, sizeof *parts);
+    assert_true(whole && parts);
+    kvf_backend *b = open_tiny(t, "qwen3");
+    score_prompt(b, ids, COUNT, COUNT, whole);
+    score_prompt(b, ids, COUNT, PART, parts);
+    double most = 0;
+    for (uint32_t i = 0; i + 1 < COUNT; i++) {
+        assert_true(parts[i].top_count == 2);
+        most = fmax(most, fabs((double)whole[i].chosen.logprob - (double)parts[i].chosen.logprob));
+    }
+    printf("%s: logprobs of a prompt in parts are off by %.3g at most\n", b->numerics, most);
+    if (!(most <= tolerance)) fail_msg("a prompt in parts: logprobs are off by %g", most);
+    kvf_backend_destroy(b);
+    free(whole);
+    free(parts);
 }
 
 /* 24 tokens; the second block's first 8 positions are copied to another block, which then holds a private tail. */

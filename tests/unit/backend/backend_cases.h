@@ -7,6 +7,7 @@ typedef kvf_status (*backend_open_fn)(const kvf_backend_options *options, kvf_ba
 typedef struct {
     backend_open_fn open;
     kvf_kv_type kv_type;
+    kvf_weights weights;
     double clear_gap; /* where the two best logits are closer, rounding may choose */
     double logprob_tolerance; /* of a score against the CPU's exact precision */
 } backend_under_test;
@@ -15,6 +16,8 @@ typedef struct {
 void backend_gives_golden_tokens(const backend_under_test *b, const char *const *names, size_t names_count);
 void backend_batches_change_nothing(const backend_under_test *b);
 void backend_scores_agree_with_the_cpu(const backend_under_test *b);
+/* A prompt of 200 tokens in one step, and in steps of 60: scores within `tolerance` of each other. */
+void backend_scores_whole_or_in_parts(const backend_under_test *b, double tolerance);
 void backend_copies_a_part_of_a_block(const backend_under_test *b);
 void backend_refuses_what_it_cannot(const backend_under_test *b);
 #endif

@@ -19,6 +19,10 @@ static void fp8_is_for_devices(void **state) {
     kvf_error err;
     assert_int_equal(kvf_backend_open_cpu(&o, &b, &err), KVF_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.message, "engine.kv_type: fp8"));
+    o.kv_type = KVF_KV_F16;
+    o.weights = KVF_WEIGHTS_FP8;
+    assert_int_equal(kvf_backend_open_cpu(&o, &b, &err), KVF_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "engine.weights: fp8"));
 }
 
 int main(void) {

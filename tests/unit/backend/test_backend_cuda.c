@@ -21,13 +21,25 @@ static const backend_under_test cuda = {.open = open_on_fakes, .clear_gap = 0.05
 /* Keys and values as e4m3 keep four bits. */
 static const backend_under_test fp8 = {
     .open = open_on_fakes, .kv_type = KVF_KV_FP8, .clear_gap = 0.3, .logprob_tolerance = 0.25};
+/* Weights as e4m3, and those of large products unpacked in many parts. */
+static kvf_status open_in_parts(const kvf_backend_options *options, kvf_backend **out, kvf_error *err) {
+    return kvf_backend_open_cuda(
+        options, &(kvf_cuda_backend_options){.libraries = &fakes, .plugin = plugin, .unpacked_bytes = 3000}, out, err);
+}
+static const backend_under_test weights8 = {
+    .open = open_in_parts, .weights = KVF_WEIGHTS_FP8, .clear_gap = 0.3, .logprob_tolerance = 0.4};
 static const char *const names[] = {"llama", "llama3-rope", "mistral-wide-head", "qwen2", "qwen3"};
 
 static void golden_tokens(void **state) { backend_gives_golden_tokens(&cuda, names, KVF_COUNT_OF(names)); }
-static void golden_tokens_fp8(void **state) { backend_gives_golden_tokens(&fp8, names, 3); }
+static void golden_tokens_fp8(void **state) { backend_gives_golden_tokens(&fp8, names, 2); }
 static void batches_change_nothing(void **state) { backend_batches_change_nothing(&cuda); }
 static void scores(void **state) { backend_scores_agree_with_the_cpu(&cuda); }
 static void copies(void **state) { backend_copies_a_part_of_a_block(&cuda); }
+static void golden_tokens_weights8(void **state) { backend_gives_golden_tokens(&weights8, names, 2); }
+static void scores_weights8(void **state) { backend_scores_agree_with_the_cpu(&weights8); }
+/* In one step by unpacking, in parts by the kernel that multiplies codes: the same values of weights. */
+static void parts_weights8(void **state) { backend_scores_whole_or_in_parts(&weights8, 0.02); }
+static void batches_weights8(void **state) { backend_batches_change_nothing(&weights8); }
 static void batches_fp8(void **state) { backend_batches_change_nothing(&fp8); }
 static void scores_fp8(void **state) { backend_scores_agree_with_the_cpu(&fp8); }
 static void copies_fp8(void **state) { backend_copies_a_part_of_a_block(&fp8); }
@@ -258,8 +270,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(golden_tokens), cmocka_unit_test(batches_change_nothing),
         cmocka_unit_test(scores), cmocka_unit_test(copies), cmocka_unit_test(golden_tokens_fp8),
         cmocka_unit_test(batches_fp8), cmocka_unit_test(scores_fp8), cmocka_unit_test(copies_fp8),
-        cmocka_unit_test(refusals), cmocka_unit_test(what_is_missing_is_named), cmocka_unit_test(every_call_may_fail),
-        cmocka_unit_test(adjusted_choices), cmocka_unit_test(a_broken_device_is_told),
-        cmocka_unit_test(failing_products_are_named), cmocka_unit_test(a_device_that_breaks_in_a_product_is_told)};
+        cmocka_unit_test(golden_tokens_weights8), cmocka_unit_test(scores_weights8), cmocka_unit_test(parts_weights8),
+        cmocka_unit_test(batches_weights8), cmocka_unit_test(refusals), cmocka_unit_test(what_is_missing_is_named),
+        cmocka_unit_test(every_call_may_fail), cmocka_unit_test(adjusted_choices),
+        cmocka_unit_test(a_broken_device_is_told), cmocka_unit_test(failing_products_are_named),
+        cmocka_unit_test(a_device_that_breaks_in_a_product_is_told)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,10 @@
 #include "kvf/engine.h"
 #include "kvf/sampler.h"
 
+/* What matrices of layers are kept in. AUTO: on the CPU as in the file, on a device f16. FP8: e4m3 with a scale for
+ * each output; only devices. */
+typedef enum { KVF_WEIGHTS_AUTO, KVF_WEIGHTS_FP8 } kvf_weights;
+
 typedef struct {
     const char *model_path;
     kvf_precision precision;
@@ -18,6 +22,7 @@ typedef struct {
     uint32_t threads; /* 1..64 */
     const char *cache_folder; /* of the CPU's packed weights; NULL: none */
     bool pin_threads;
+    kvf_weights weights;
     kvf_kv_type kv_type;
     uint64_t kv_memory_bytes; /* the pool: as many whole blocks as fit */
     uint32_t tokens_max, sequences_max, logit_rows_max; /* of one step */

@@ -1,5 +1,5 @@
-/* kvf/cuda_backend.h - a kvf_backend on a CUDA device: weights in f16, pages in device memory, activations between
- * products in f16, the residual stream in f32.
+/* kvf/cuda_backend.h - a kvf_backend on a CUDA device: weights in f16 or fp8, pages in device memory, activations
+ * between products in f16, the residual stream in f32.
  *
  * Tokens agree with the CPU's wherever the gap between the two best logits is clear (docs/gpu.md, "Tolerances");
  * bits need not, and a row's bits may depend on the batch (cuBLASLt chooses by shape). */
@@ -15,6 +15,8 @@ typedef struct {
     /* For benchmarks: a model without a file. Tensors have types and dims and no data: matrices become noise, vectors
      * ones. Borrowed while the backend lives; options.model_path is then only a name. */
     const kvf_model_spec *shape;
+    /* Where weights are fp8: room that those of large products are unpacked into, part by part; 0: 64 MiB. */
+    size_t unpacked_bytes;
     double memory_share; /* 0: the pool is as options say; else this share of what is free after the weights */
 } kvf_cuda_backend_options;
 

@@ -10,7 +10,8 @@ extern "C" {
 typedef struct kvf_cuda_gemm kvf_cuda_gemm;
 
 /* y[row][output] = sum over k of x[row][k] * w[output][k], f32 sums, one rounding to y's type. Device memory aligned to
- * 16, rows without gaps. Which algorithm computes it depends on the shape: rows of other batches may round differently.
+ * 16, rows of x and w without gaps. Which algorithm computes it depends on the shape: rows of other batches may round
+ * differently.
  */
 typedef struct {
     const kvf_half_bits *w, *x;
@@ -19,6 +20,7 @@ typedef struct {
     uint32_t rows, outputs, inputs; /* outputs, inputs: multiples of 8 */
     uint32_t is_bf16; /* x and w: 1: bf16, 0: f16 */
     uint32_t add; /* 1: to what is in y */
+    uint32_t y_stride; /* from row to row of y, a multiple of 8; 0: outputs */
 } kvf_cuda_product;
 
 /* `workspace`: device memory of its own until destroyed. 0, or -1 with a sentence in `why`. */

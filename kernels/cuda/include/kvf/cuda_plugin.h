@@ -2,11 +2,12 @@
  * itself links nothing of CUDA and runs where none of it is. */
 #ifndef KVF_CUDA_PLUGIN_H
 #define KVF_CUDA_PLUGIN_H
+#include "kvf/cuda_f8.h"
 #include "kvf/cuda_gemm.h"
 #include "kvf/cuda_pages.h"
 #include "kvf/cuda_sample.h"
 
-#define KVF_CUDA_PLUGIN_ABI 2u /* changes with any of these headers */
+#define KVF_CUDA_PLUGIN_ABI 3u /* changes with any of these headers */
 #define KVF_CUDA_PLUGIN_SYMBOL "kvf_cuda_plugin"
 #define KVF_CUDA_PLUGIN_FILE "libkvferry-cuda.so"
 
@@ -30,6 +31,12 @@ typedef struct {
     int (*dequantise)(void *out, kvf_cuda_type to, uint32_t type, const void *src, size_t count, void *stream);
     size_t (*sample_scratch_bytes)(uint32_t vocab, uint32_t rows_count);
     int (*sample_rows)(const kvf_cuda_sample *a, void *stream);
+    void (*f8_pack)(
+        uint8_t *codes, float *scales, const kvf_half_bits *from, uint32_t rows, uint32_t width, void *stream);
+    void (*f8_unpack)(
+        kvf_half_bits *to, const uint8_t *codes, const float *scales, uint32_t rows, uint32_t width, void *stream);
+    size_t (*f8_partial_floats)(uint32_t outputs, uint32_t inputs);
+    int (*f8_multiply)(const kvf_cuda_f8_product *a, void *stream);
 } kvf_cuda_plugin_table;
 
 typedef const kvf_cuda_plugin_table *(*kvf_cuda_plugin_entry)(uint32_t abi);

@@ -4,6 +4,7 @@
  * decode and hand over. They meet in one mailbox. */
 #ifndef KVF_WORKER_H
 #define KVF_WORKER_H
+#include "kvf/backend.h"
 #include "kvf/base.h"
 #include "kvf/engine.h"
 #include "kvf/msg.h"
@@ -14,6 +15,7 @@ typedef struct {
     kvf_role role;
     const char *model_path;
     kvf_precision precision;
+    kvf_weights weights;
     kvf_kv_type kv_type;
     const char *kernels; /* NULL: best */
     const char *cache_folder; /* of packed weights; NULL: none */
