@@ -15,6 +15,7 @@
  * | ncclGroupEnd of a non-blocking communicator                | in progress; queued by a helper thread, later      |
  * | ncclSend before the peer's ncclRecv                        | the stream waits                                   |
  * | a dead peer                                                | the stream spins until ncclCommAbort (NVLink, SHM) |
+ * | a send to oneself without its receive in the same group    | refused, as there                                  |
  * | sizes that differ                                          | an asynchronous error; real: hang or corruption    |
  * | an own memory handle opened in the process that made it    | works; real: refused                               |
  * | cublasLtMatmul of memory that is not a device's, or of an  | refused, with a sentence on stderr; real: anything |

@@ -160,7 +160,11 @@ int ncclCommInitRankConfig(kvf_nccl_comm *out, int ranks, kvf_nccl_id id, int ra
     for (int r = 0; r < RANKS_MAX; r++) c->to[r] = c->from[r] = -1;
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->moved, NULL);
-    atomic_init(&c->async, ranks == 1 ? KVF_NCCL_OK : KVF_NCCL_IN_PROGRESS);
+    int self[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, self)) abort();
+    c->to[rank] = self[0];
+    c->from[rank] = self[1];
+    atomic_init(&c->async, KVF_NCCL_IN_PROGRESS);
     if (pthread_create(&c->greeter, NULL, greet, c)) abort();
     *out = c;
     FAKE_COUNT(comms, 1);
@@ -367,11 +371,20 @@ int ncclGroupStart(void) {
     return 0;
 }
 
+/* Sends of a rank to itself need receives of the same group. */
+static bool self_sends_alone(const op *first) {
+    int open = 0;
+    for (const op *o = first; o; o = o->next)
+        if (o->peer == o->c->rank) open += o->sends ? 1 : -1;
+    return open != 0;
+}
+
 int ncclGroupEnd(void) {
     if (group.depth == 0) return KVF_NCCL_INVALID_USAGE;
     if (--group.depth > 0) return 0;
     int error = group.error;
     if (!error) error = fake_enter_nccl(__func__);
+    if (!error && self_sends_alone(group.first)) error = KVF_NCCL_INVALID_USAGE;
     op *all = group.first;
     group.first = NULL;
     while (all) { /* one batch for each communicator and stream */
@@ -410,8 +423,7 @@ static int add(bool sends, void *bytes, size_t count, int type, int peer, comm *
     if (alone) (void)ncclGroupStart();
     /* Not looked at when the call was made to fail: another thread may have aborted it while this one hung. */
     int async = error ? error : atomic_load(&c->async);
-    if (!error && (type != KVF_NCCL_BYTES || peer < 0 || peer >= c->ranks || peer == c->rank))
-        error = KVF_NCCL_INVALID_ARGUMENT;
+    if (!error && (type != KVF_NCCL_BYTES || peer < 0 || peer >= c->ranks)) error = KVF_NCCL_INVALID_ARGUMENT;
     if (!error && async == KVF_NCCL_IN_PROGRESS && !c->blocking) error = KVF_NCCL_INVALID_ARGUMENT;
     if (!error && async != KVF_NCCL_OK && async != KVF_NCCL_IN_PROGRESS) error = async;
     if (!error && !fake_is_device(bytes, count)) error = KVF_NCCL_INVALID_ARGUMENT;

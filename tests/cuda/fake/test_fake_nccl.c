@@ -119,7 +119,7 @@ static void misuse_is_answered(void **state) {
     pair(s);
     uint8_t host[16];
     assert_int_equal(nccl.send(host, 16, KVF_NCCL_BYTES, 1, s[0].comm, s[0].stream), KVF_NCCL_INVALID_ARGUMENT);
-    assert_int_equal(nccl.send(s[0].device, 16, KVF_NCCL_BYTES, 0, s[0].comm, s[0].stream), KVF_NCCL_INVALID_ARGUMENT);
+    assert_int_equal(nccl.send(s[0].device, 16, KVF_NCCL_BYTES, 0, s[0].comm, s[0].stream), KVF_NCCL_INVALID_USAGE);
     assert_int_equal(nccl.group_end(), KVF_NCCL_INVALID_USAGE);
     /* Before the last group has settled. */
     assert_int_equal(nccl.recv(s[0].device, 16, KVF_NCCL_BYTES, 1, s[0].comm, s[0].stream), KVF_NCCL_IN_PROGRESS);

@@ -1,13 +1,13 @@
 #include "rows.h"
-#include <cstdio>
-#include <cstdlib>
+#include <stdio.h>
+#include <stdlib.h>
 
 static FILE *json;
 static int missed;
 
 void rows_begin(const char *path) {
     if (!path) return;
-    json = fopen(path, "w");
+    json = fopen(path, "a");
     if (json) return;
     perror(path);
     exit(1);
@@ -34,9 +34,25 @@ void rows_judge(const char *name, double value, const char *unit, double bar, bo
     missed += !reached;
 }
 
+/* Texts of libraries may hold anything. */
+static void write_text(const char *name, const char *key, const char *text) {
+    if (!json) return;
+    fprintf(json, "{\"name\":\"%s\",\"%s\":\"", name, key);
+    for (; *text; text++) {
+        bool plain = (unsigned char)*text >= ' ' && *text != '"' && *text != '\\';
+        fputc(plain ? *text : ' ', json);
+    }
+    fprintf(json, "\"}\n");
+}
+
 void rows_skip(const char *name, const char *reason) {
     printf("  %-56s skipped: %s\n", name, reason);
-    if (json) fprintf(json, "{\"name\":\"%s\",\"skipped\":\"%s\"}\n", name, reason);
+    write_text(name, "skipped", reason);
+}
+
+void rows_wrong(const char *name, const char *reason) {
+    printf("  %-56s WRONG: %s\n", name, reason);
+    write_text(name, "wrong", reason);
 }
 
 int rows_end(void) {
