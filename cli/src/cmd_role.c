@@ -85,6 +85,8 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->device_memory_share = kvf_config_u32(c, "engine.device_memory_percent") / 100.0;
     w->plugin = kvf_config_string(c, "engine.plugin");
     w->threads = kvf_config_u32(c, "engine.threads");
+    w->cores = kvf_config_string(c, "engine.cores");
+    w->cores_shared = kvf_config_string(c, "engine.cores_shared");
     w->context_max = kvf_config_u32(c, "engine.context");
     w->kv_memory_bytes = kvf_config_u64(c, "kv.memory");
     w->listen = kvf_config_string(c, "node.control");

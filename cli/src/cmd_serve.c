@@ -3,6 +3,7 @@
  * supervisor.h). */
 #include "buf.h"
 #include "cmd.h"
+#include "kvf/cores.h"
 #include "kvf/log.h"
 #include "kvf/model_spec.h"
 #include "kvf/os.h"
@@ -11,6 +12,7 @@
 #include "supervisor.h"
 #include "tls_settings.h"
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -18,14 +20,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { NODES_MAX = 32, STRINGS_MAX = NODES_MAX * 4 + KVF_SETTINGS_FLAGS_MAX + 16 };
+enum { NODES_MAX = 32, STRINGS_MAX = NODES_MAX * 5 + KVF_SETTINGS_FLAGS_MAX + 16 };
 
 typedef struct {
     const kvf_settings_options *o;
     const kvf_config *config;
     kvf_runtime_dir dir; /* of our sockets */
     const char *flags[KVF_SETTINGS_FLAGS_MAX]; /* what was given to us, for each of them */
-    uint32_t nodes;
+    uint32_t nodes, nodes_all;
+    uint16_t cores[KVF_CORES_MAX]; /* that the nodes divide */
+    uint32_t cores_count; /* 0: they are not divided */
+    uint32_t threads; /* of each node; 0: all cores, its own and those lent */
+    const char *cores_shared; /* the file in which they are lent, or NULL */
     kvf_child children[NODES_MAX + 1]; /* the router is the last */
     char *strings[STRINGS_MAX]; /* owned: what argv points at */
     uint32_t strings_count;
@@ -72,6 +78,64 @@ static void add_common(cluster *k, kvf_child *c) {
     for (uint32_t i = 0; i < k->o->flags_count; i++) arg(c, k->flags[i]);
 }
 
+/* Where nobody said how many threads: each node has cores of its own, and the file makes idle ones common. Not where
+ * there are fewer cores than nodes, or a quota instead of cores: then each has its share of threads anywhere. */
+static void divide_cores(cluster *k, uint32_t nodes) {
+    char path[128];
+    k->nodes_all = nodes;
+    k->threads = kvf_config_u32(k->config, "engine.threads");
+    if (k->threads || strcmp(kvf_config_string(k->config, "engine.backend"), "cpu") != 0) return;
+    if (kvf_config_string(k->config, "engine.cores")) return;
+    k->cores_count = kvf_cores_allowed(k->cores);
+    if (k->cores_count < nodes) {
+        k->cores_count = 0;
+        k->threads = KVF_MAX(kvf_os_cpu_count() / nodes, 1u);
+        return;
+    }
+    if (!k->dir.path[0]) return;
+    snprintf(path, sizeof path, "%s/cores", k->dir.path);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd >= 0 && ftruncate(fd, KVF_CORES_FILE_BYTES) == 0) k->cores_shared = KEEP(k, path);
+    if (fd >= 0) close(fd);
+}
+
+/* The cores of node `index`: "0-3". */
+static void cores_text(const cluster *k, uint32_t index, char *text, size_t size) {
+    uint32_t begin = index * k->cores_count / k->nodes_all, end = (index + 1) * k->cores_count / k->nodes_all;
+    kvf_cores_text(k->cores + begin, end - begin, text, size);
+}
+
+static void add_cores(cluster *k, kvf_child *c) {
+    char text[512];
+    if (k->threads && kvf_config_u32(k->config, "engine.threads") == 0) {
+        snprintf(text, sizeof text, "%u", k->threads);
+        arg(c, KEEP(k, "--threads=", text));
+    } else if (k->cores_count) {
+        cores_text(k, k->nodes, text, sizeof text);
+        arg(c, KEEP(k, "--cores=", text));
+        if (k->cores_shared) arg(c, "--cores-shared");
+        if (k->cores_shared) arg(c, k->cores_shared);
+    }
+}
+
+static void log_division(const cluster *k, uint32_t prefill, uint32_t decode) {
+    kvf_buf text = {0};
+    if (k->cores_count) {
+        for (uint32_t i = 0; i < k->nodes_all; i++) {
+            char cores[512];
+            cores_text(k, i, cores, sizeof cores);
+            kvf_buf_printf(&text, "%s%s %s", i ? ", " : "cores ", k->children[i].name, cores);
+        }
+        kvf_buf_puts(&text, k->cores_shared ? ", idle ones are lent" : "");
+    } else {
+        uint32_t cores = kvf_os_cpu_count();
+        kvf_buf_printf(&text, "%u threads each, on %u cores", k->threads ? k->threads : cores, cores);
+    }
+    kvf_log(KVF_LOG_INFO, "serve", "%u prefill + %u decode nodes, %s; KV memory %llu MiB each", prefill, decode,
+        text.text, (unsigned long long)(kvf_config_u64(k->config, "kv.memory") >> 20));
+    kvf_buf_fini(&text);
+}
+
 static void add_node(cluster *k, const char *command, char letter, uint32_t index, kvf_child *router) {
     kvf_child *c = &k->children[k->nodes];
     char id[16], address[160];
@@ -87,6 +151,7 @@ static void add_node(cluster *k, const char *command, char letter, uint32_t inde
     add_common(k, c);
     arg(c, KEEP(k, "--node-id=", id));
     arg(c, KEEP(k, "--control=", address));
+    add_cores(k, c);
     uint32_t devices = kvf_config_list_count(k->config, "engine.devices");
     if (devices > 1)
         arg(c, KEEP(k, "--devices=", kvf_config_list_string(k->config, "engine.devices", k->nodes % devices)));
@@ -173,11 +238,9 @@ static int check_networks(const kvf_config *c) {
 static int supervise(cluster *k, uint32_t prefill, uint32_t decode) {
     if (!kvf_runtime_dir_create(&k->dir))
         kvf_log(KVF_LOG_WARN, "serve", "no short private directory for sockets: nodes listen on loopback ports");
+    divide_cores(k, prefill + decode);
     build(k, prefill, decode);
-    uint32_t cores = kvf_os_cpu_count(), threads = kvf_config_u32(k->config, "engine.threads");
-    kvf_log(KVF_LOG_INFO, "serve",
-        "%u prefill + %u decode nodes, %u threads each, on %u cores; KV memory %llu MiB each", prefill, decode,
-        threads ? threads : cores, cores, (unsigned long long)(kvf_config_u64(k->config, "kv.memory") >> 20));
+    log_division(k, prefill, decode);
     kvf_supervisor_options s = {.program = "/proc/self/exe",
         .children = k->children,
         .count = k->nodes + 1,

@@ -230,7 +230,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     uint8_t *bytes = aligned_alloc(64, READ_BYTES);
-    if (!bytes || !load(&l, &s) || kvf_pool_create(threads, true, &l.pool) != KVF_OK) {
+    if (!bytes || !load(&l, &s) || kvf_pool_create(threads, NULL, &l.pool) != KVF_OK) {
         fprintf(stderr, "limits: out of memory, or matrices without an 8-bit product\n");
         return 1;
     }

@@ -13,7 +13,7 @@ die() { echo "$*"; tail -5 "$tmp/log" | cut -c1-300; exit 1; }
 
 # What it says comes through FIFOs: reading them is the waiting.
 mkfifo "$tmp/out" "$tmp/err" "$tmp/copy"
-TMPDIR=$tmp XDG_RUNTIME_DIR='' "$kvferry" serve --model "$model" --listen 127.0.0.1:0 --kv-memory 64MiB --threads 1 >"$tmp/out" 2>"$tmp/err" &
+TMPDIR=$tmp XDG_RUNTIME_DIR='' "$kvferry" serve --model "$model" --listen 127.0.0.1:0 --kv-memory 64MiB >"$tmp/out" 2>"$tmp/err" &
 server=$!
 exec 3<"$tmp/out" 4<"$tmp/err" 5<>"$tmp/copy"
 tee "$tmp/log" <&4 >"$tmp/copy" &
@@ -27,6 +27,8 @@ child() { # ROLE: the pid of the direct child whose command line names it
     tr '\0' ' ' <"/proc/$p/cmdline" 2>/dev/null | grep -q " $1 " && { echo "$p"; return; }
   done
 }
+if [ "$(nproc)" -gt 1 ]; then said='decode nodes, cores p0 [0-9].*, d0 [0-9].*, idle ones are lent'; else said='decode nodes, 1 threads each'; fi
+grep -q "$said" "$tmp/log" || die "the division of cores is not in the log"
 for role in router prefill-node decode-node; do [ -n "$(child $role)" ] || die "no child $role"; done
 [ "$(stat -c %a "$tmp"/kvferry-*)" = 700 ] || die "the socket directory is not private"
 

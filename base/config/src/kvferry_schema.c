@@ -31,6 +31,10 @@ static const kvf_config_key keys[] = {
 
     KEY("engine.threads", U32, "0", 0, 1024, "threads",
         "compute threads of a node; 0: all cores that this process may use"),
+    KEY("engine.cores", STRING, NULL, 0, 0, "cores",
+        "cores that are this node's own, as 0-3,8; serve divides those of the host where engine.threads is 0"),
+    KEY("engine.cores_shared", STRING, NULL, 0, 0, "cores-shared",
+        "file in which the nodes of a host say which cores are busy: idle ones are lent; serve makes it"),
     CHOICE("engine.precision", ENUM, "fast", "fast exact", "precision",
         "arithmetic: 8-bit activations where the file is quantised, or f32"),
     CHOICE("engine.kv_type", ENUM, "f16", "f16 f32 fp8", "kv-type",

@@ -10,6 +10,8 @@ typedef struct {
     kvf_backend base;
     kvf_model *model;
     kvf_engine *engine;
+    kvf_cores *cores; /* or NULL */
+    uint32_t threads;
     float *logits; /* [logit_rows_max][vocab] */
     void *scratch; /* the sampler's */
 } cpu_backend;
@@ -18,6 +20,7 @@ static void cpu_destroy(kvf_backend *base) {
     cpu_backend *b = (cpu_backend *)base;
     if (b->engine) kvf_engine_destroy(b->engine);
     if (b->model) kvf_model_close(b->model);
+    kvf_cores_close(b->cores);
     free(b->logits);
     free(b->scratch);
     free(b);
@@ -84,10 +87,13 @@ static kvf_status make_engine(cpu_backend *b, const kvf_backend_options *o, kvf_
     b->base.spec = kvf_model_get_spec(b->model);
     status = kvf_backend_count_blocks(b->base.spec, o->kv_type, o->kv_memory_bytes, &b->base.blocks, err);
     if (status != KVF_OK) return status;
+    if (o->cores) status = kvf_cores_open(o->cores, o->cores_shared, &b->cores, err);
+    if (status != KVF_OK) return status;
+    b->threads = b->cores ? KVF_MIN(o->threads, kvf_cores_all(b->cores)) : o->threads;
     kvf_engine_options eo = {.kv_type = o->kv_type,
         .blocks = b->base.blocks,
-        .threads = o->threads,
-        .pin_threads = o->pin_threads,
+        .threads = b->threads,
+        .cores = b->cores,
         .tokens_max = o->tokens_max,
         .sequences_max = o->sequences_max,
         .logit_rows_max = o->logit_rows_max};
@@ -109,7 +115,8 @@ kvf_status kvf_backend_open_cpu(const kvf_backend_options *options, kvf_backend 
     }
     b->base.page_bytes = kvf_engine_page_bytes(b->engine);
     snprintf(b->base.numerics, sizeof b->base.numerics, "%s", kvf_engine_numerics(b->engine));
-    snprintf(b->base.what, sizeof b->base.what, "cpu %s, %u threads", kvf_model_kernels(b->model), options->threads);
+    snprintf(b->base.what, sizeof b->base.what, b->cores ? "cpu %s, %u threads, %u on own cores" : "cpu %s, %u threads",
+        kvf_model_kernels(b->model), b->threads, b->cores ? kvf_cores_own(b->cores) : 0);
     commit_pool(b);
     *out = &b->base;
     return KVF_OK;

@@ -101,7 +101,7 @@ kvf_status kvf_engine_create(const kvf_model *m, const kvf_engine_options *optio
         options->kv_type == KVF_KV_F16 ? "kvf16" : "kvf32");
     status = map_memory(e, err);
     if (status != KVF_OK) goto undo_engine;
-    status = kvf_pool_create(options->threads, options->pin_threads, &e->pool);
+    status = kvf_pool_create(options->threads, options->cores, &e->pool);
     if (status != KVF_OK) {
         kvf_fail(err, status, "engine: could not start %u threads", options->threads);
         goto undo_engine;
@@ -166,7 +166,9 @@ kvf_status kvf_engine_run_step(kvf_engine *e, const kvf_engine_step *step) {
     if (status != KVF_OK) return status;
     e->step = step;
     kvf_lay_tiles(e, false);
+    kvf_pool_begin(e->pool);
     kvf_forward(e);
+    kvf_pool_end(e->pool);
     e->step = NULL;
     return KVF_OK;
 }

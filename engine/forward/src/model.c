@@ -89,7 +89,7 @@ static void pack_matrix(kvf_pool *pool, const kvf_packed *p, const kvf_gguf_tens
 
 static kvf_status pack_model(kvf_model *m, uint32_t threads) {
     kvf_pool *pool = NULL;
-    kvf_status status = kvf_pool_create(threads, false, &pool);
+    kvf_status status = kvf_pool_create(threads, NULL, &pool);
     if (status != KVF_OK) return status;
     _Atomic bool failed = false;
     for (uint32_t i = 0; i < m->spec.layers; i++) {

@@ -5,7 +5,10 @@
  * the back of others'. Taking is a compare-and-swap. The other fields of a job are written before its stretches and
  * change only when all its tasks are done; so a thread that holds a task may read them, however late it came. The
  * caller takes tasks too and waits only for tasks somebody holds: a worker that sleeps, or never gets a core, delays
- * nothing. */
+ * nothing.
+ *
+ * Workers on borrowed cores (kvf/cores.h) take part only while the core is theirs: they look before each task, have no
+ * stretch of a job that begins without them, and are not woken for it. */
 #include "pool.h"
 #include "kvf/os.h"
 #include <pthread.h>
@@ -28,14 +31,17 @@ struct kvf_pool {
     _Atomic bool stop;
     uint32_t threads, started;
     bool may_spin; /* false when there are fewer cores than threads */
-    bool pin;
+    kvf_cores *cores; /* or NULL */
+    pthread_t driver; /* who called begin last: is on its cores */
+    bool driver_bound;
     pthread_mutex_t lock;
-    pthread_cond_t wake;
     struct worker {
         kvf_pool *pool;
         uint32_t index;
         pthread_t thread;
-    } * workers;
+        pthread_cond_t wake;
+        _Atomic bool asleep;
+    } * workers; /* [threads]: that of thread i is at i - 1 */
 };
 
 static inline void pause_cpu(void) {
@@ -64,10 +70,14 @@ static bool take(struct stretch *s, uint32_t job, bool front, uint32_t *task) {
     }
 }
 
+static bool may_compute(const kvf_pool *p, uint32_t thread) {
+    return !p->cores || thread == 0 || kvf_cores_may_use(p->cores, thread);
+}
+
 static void work(kvf_pool *p, uint32_t job, uint32_t thread) {
     for (uint32_t i = 0; i < p->threads; i++) {
         uint32_t owner = (thread + i) % p->threads, task;
-        while (take(&p->stretches[owner], job, i == 0, &task)) {
+        while (may_compute(p, thread) && take(&p->stretches[owner], job, i == 0, &task)) {
             kvf_pool_fn fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
             fn(atomic_load_explicit(&p->context, memory_order_relaxed), task, thread);
             atomic_fetch_add_explicit(&p->done, 1, memory_order_release);
@@ -75,72 +85,75 @@ static void work(kvf_pool *p, uint32_t job, uint32_t thread) {
     }
 }
 
-/* Waits for another job than `seen`. */
-static void wait_for_job(kvf_pool *p, uint32_t seen) {
-    for (uint32_t i = 0; p->may_spin && i < SPINS_BEFORE_SLEEP; i++) {
+/* Waits for another job than `seen`; a borrowed core is given back before sleeping. */
+static void wait_for_job(struct worker *w, uint32_t seen) {
+    kvf_pool *p = w->pool;
+    for (uint32_t i = 0; p->may_spin && i < SPINS_BEFORE_SLEEP && may_compute(p, w->index); i++) {
         if (atomic_load_explicit(&p->job, memory_order_acquire) != seen) return;
         pause_cpu();
     }
+    if (p->cores) kvf_cores_give_back(p->cores, w->index);
     pthread_mutex_lock(&p->lock);
+    atomic_store(&w->asleep, true);
     atomic_fetch_add(&p->sleepers, 1);
-    while (atomic_load(&p->job) == seen && !atomic_load(&p->stop)) pthread_cond_wait(&p->wake, &p->lock);
+    while (atomic_load(&p->job) == seen && !atomic_load(&p->stop)) pthread_cond_wait(&w->wake, &p->lock);
     atomic_fetch_sub(&p->sleepers, 1);
+    atomic_store(&w->asleep, false);
     pthread_mutex_unlock(&p->lock);
-}
-
-static void pin_to(uint32_t index) {
-#if defined(__linux__)
-    cpu_set_t allowed, one;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    uint32_t count = (uint32_t)CPU_COUNT(&allowed), want = count ? index % count : 0;
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, &allowed) || want-- > 0) continue;
-        CPU_ZERO(&one);
-        CPU_SET(cpu, &one);
-        pthread_setaffinity_np(pthread_self(), sizeof one, &one);
-        return;
-    }
-#endif
 }
 
 static void *worker_main(void *argument) {
     struct worker *w = argument;
     kvf_pool *p = w->pool;
-    if (p->pin) pin_to(w->index);
+    if (p->cores) kvf_cores_bind(p->cores, w->index);
     uint32_t seen = 0;
     while (!atomic_load(&p->stop)) {
         uint32_t job = atomic_load_explicit(&p->job, memory_order_acquire);
         if (job == seen) {
-            wait_for_job(p, seen);
+            wait_for_job(w, seen);
             continue;
         }
         seen = job;
-        work(p, job, w->index);
+        if (!p->cores || kvf_cores_take(p->cores, w->index)) work(p, job, w->index);
     }
+    if (p->cores) kvf_cores_give_back(p->cores, w->index);
     return NULL;
 }
 
-kvf_status kvf_pool_create(uint32_t threads, bool pin, kvf_pool **out) {
-    KVF_ASSERT(threads >= 1);
+/* Wakes those of the sleepers that may compute: all of them when the pool ends. */
+static void wake_workers(kvf_pool *p, bool all) {
+    pthread_mutex_lock(&p->lock);
+    for (uint32_t i = 0; i < p->started; i++) {
+        struct worker *w = &p->workers[i];
+        if (all || (atomic_load(&w->asleep) && may_compute(p, w->index))) pthread_cond_signal(&w->wake);
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+kvf_status kvf_pool_create(uint32_t threads, kvf_cores *cores, kvf_pool **out) {
+    KVF_ASSERT(threads >= 1 && (!cores || threads <= kvf_cores_all(cores)));
     kvf_pool *p = aligned_alloc(64, sizeof *p);
     if (!p) return KVF_ERR_NO_MEMORY;
     memset(p, 0, sizeof *p);
     p->threads = threads;
-    p->pin = pin;
+    p->cores = cores;
     p->may_spin = kvf_os_cpu_count() >= threads;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->wake, NULL);
     p->workers = calloc(threads, sizeof *p->workers);
     p->stretches = aligned_alloc(64, threads * sizeof *p->stretches);
     if (!p->workers || !p->stretches) goto undo_pool;
     memset(p->stretches, 0, threads * sizeof *p->stretches);
     for (p->started = 0; p->started + 1 < threads; p->started++) {
         struct worker *w = &p->workers[p->started];
-        *w = (struct worker){.pool = p, .index = p->started + 1};
-        if (pthread_create(&w->thread, NULL, worker_main, w) != 0) goto undo_pool;
+        w->pool = p;
+        w->index = p->started + 1;
+        pthread_cond_init(&w->wake, NULL);
+        if (pthread_create(&w->thread, NULL, worker_main, w) != 0) goto undo_worker;
     }
     *out = p;
     return KVF_OK;
+undo_worker:
+    pthread_cond_destroy(&p->workers[p->started].wake);
 undo_pool:
     kvf_pool_destroy(p);
     return KVF_ERR_NO_MEMORY;
@@ -148,13 +161,13 @@ undo_pool:
 
 void kvf_pool_destroy(kvf_pool *p) {
     if (!p) return;
-    pthread_mutex_lock(&p->lock);
     atomic_store(&p->stop, true);
     atomic_fetch_add(&p->job, 1); /* spinners leave their wait; no stretch carries this number */
-    pthread_cond_broadcast(&p->wake);
-    pthread_mutex_unlock(&p->lock);
-    for (uint32_t i = 0; i < p->started; i++) pthread_join(p->workers[i].thread, NULL);
-    pthread_cond_destroy(&p->wake);
+    wake_workers(p, true);
+    for (uint32_t i = 0; i < p->started; i++) {
+        pthread_join(p->workers[i].thread, NULL);
+        pthread_cond_destroy(&p->workers[i].wake);
+    }
     pthread_mutex_destroy(&p->lock);
     free(p->stretches);
     free(p->workers);
@@ -164,26 +177,50 @@ void kvf_pool_destroy(kvf_pool *p) {
 uint32_t kvf_pool_threads(const kvf_pool *p) { return p->threads; }
 uint32_t kvf_pool_sleepers(kvf_pool *p) { return atomic_load(&p->sleepers); }
 
+void kvf_pool_begin(kvf_pool *p) {
+    if (!p->cores) return;
+    if (!p->driver_bound || !pthread_equal(p->driver, pthread_self())) {
+        kvf_cores_bind(p->cores, 0);
+        p->driver = pthread_self();
+        p->driver_bound = true;
+    }
+    kvf_cores_begin(p->cores);
+}
+void kvf_pool_end(kvf_pool *p) {
+    if (p->cores) kvf_cores_end(p->cores);
+}
+
+/* Stretches for those who may compute now; the others' are empty. How many there are. */
+static uint32_t cut(kvf_pool *p, uint32_t job, uint32_t tasks) {
+    uint64_t may = 0;
+    for (uint32_t i = 0; i < p->threads; i++)
+        if (may_compute(p, i)) may |= 1ull << i;
+    uint64_t parts = (uint64_t)__builtin_popcountll(may), part = 0;
+    if (parts == 1) return 1;
+    for (uint32_t i = 0; i < p->threads; i++) {
+        uint64_t next = part + (may >> i & 1);
+        atomic_store_explicit(&p->stretches[i].word,
+            stretch_word(job, (uint32_t)(part * tasks / parts), (uint32_t)(next * tasks / parts)),
+            memory_order_release);
+        part = next;
+    }
+    return (uint32_t)parts;
+}
+
 void kvf_pool_run(kvf_pool *p, kvf_pool_fn fn, void *context, uint32_t tasks) {
-    if (p->threads == 1 || tasks <= 1) {
+    KVF_ASSERT(tasks <= TASK_MASK);
+    uint32_t job = atomic_load_explicit(&p->job, memory_order_relaxed) + 1;
+    if (p->threads > 1 && tasks > 1) {
+        atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
+        atomic_store_explicit(&p->context, context, memory_order_relaxed);
+        atomic_store_explicit(&p->done, 0, memory_order_relaxed);
+    }
+    if (p->threads == 1 || tasks <= 1 || cut(p, job, tasks) == 1) {
         for (uint32_t i = 0; i < tasks; i++) fn(context, i, 0);
         return;
     }
-    uint32_t job = atomic_load_explicit(&p->job, memory_order_relaxed) + 1;
-    KVF_ASSERT(tasks <= TASK_MASK);
-    atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
-    atomic_store_explicit(&p->context, context, memory_order_relaxed);
-    atomic_store_explicit(&p->done, 0, memory_order_relaxed);
-    for (uint64_t i = 0; i < p->threads; i++)
-        atomic_store_explicit(&p->stretches[i].word,
-            stretch_word(job, (uint32_t)(i * tasks / p->threads), (uint32_t)((i + 1) * tasks / p->threads)),
-            memory_order_release);
-    atomic_store(&p->job, job); /* sequentially consistent with the count of sleepers */
-    if (atomic_load(&p->sleepers) > 0) {
-        pthread_mutex_lock(&p->lock);
-        pthread_cond_broadcast(&p->wake);
-        pthread_mutex_unlock(&p->lock);
-    }
+    atomic_store(&p->job, job); /* sequentially consistent with the flags of sleepers */
+    if (atomic_load(&p->sleepers) > 0) wake_workers(p, false);
     work(p, job, 0);
     for (uint32_t i = 0; atomic_load_explicit(&p->done, memory_order_acquire) != tasks; i++) {
         if (!p->may_spin || i > SPINS_BEFORE_YIELD)

@@ -21,8 +21,8 @@ typedef struct {
     const char *kernels; /* of the CPU; NULL: best */
     uint32_t threads; /* 1..64 */
     const char *cache_folder; /* of the CPU's packed weights; NULL: none */
-    bool pin_threads;
     kvf_weights weights;
+    const char *cores, *cores_shared; /* kvf/cores.h, of the CPU; `threads` is then no more than these; NULL: none */
     kvf_kv_type kv_type;
     uint64_t kv_memory_bytes; /* the pool: as many whole blocks as fit */
     uint32_t tokens_max, sequences_max, logit_rows_max; /* of one step */

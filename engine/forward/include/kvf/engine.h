@@ -12,6 +12,7 @@
 #ifndef KVF_ENGINE_H
 #define KVF_ENGINE_H
 #include "kvf/base.h"
+#include "kvf/cores.h"
 #include "kvf/model_spec.h"
 
 #define KVF_BLOCK_TOKENS 16
@@ -48,7 +49,7 @@ typedef struct {
     uint32_t tokens_max; /* of one step, all sequences together: sizes the workspace */
     uint32_t sequences_max; /* of one step */
     uint32_t logit_rows_max; /* rows of logits wanted in one step */
-    bool pin_threads;
+    kvf_cores *cores; /* where they compute; NULL: wherever the system puts them */
 } kvf_engine_options;
 kvf_status kvf_engine_create(const kvf_model *m, const kvf_engine_options *options, kvf_engine **out, kvf_error *err);
 void kvf_engine_destroy(kvf_engine *e);

@@ -24,7 +24,7 @@ typedef struct {
     double device_memory_share; /* for KV blocks, of what the weights leave free; 0: kv_memory_bytes */
     const char *plugin; /* device code; NULL: beside the program */
     uint32_t threads; /* 0: all cores this process may use */
-    bool pin_threads;
+    const char *cores, *cores_shared; /* as kvf_backend_options */
     uint32_t context_max; /* 0: what the model says */
     uint64_t kv_memory_bytes;
     const char *listen; /* control, "127.0.0.1:0" or "unix:/path" */
