@@ -3,6 +3,7 @@
  * two best logits are clearly apart. */
 #include "parts.h"
 #include <jansson.h>
+#include <math.h>
 #include <string.h>
 
 #define PLUGIN "--plugin=" KVF_FAKE_CUDA_FOLDER "/libkvferry-cuda.so"
@@ -97,6 +98,50 @@ static void pages_over_shm(void **state) { over("shm", "shm", 100, "f16"); }
 static void pages_over_tcp(void **state) { over("tcp", "tcp", 100, "f16"); }
 static void fp8_over_nccl(void **state) { over("nccl,tcp", "nccl", 100, "fp8"); }
 
+/* What a device says of a prompt's own tokens is what the processor says, shipped or not; and of the tokens after it.
+ */
+static void scores_of(
+    e2e_cluster *c, const uint32_t *ids, size_t count, Kvferry__V1__Disaggregate dis, e2e_answer *out) {
+    e2e_ask a;
+    e2e_ask_ids(&a, ids, count, 4);
+    a.dis = dis;
+    a.prompt_logprobs = a.logprobs = true;
+    a.top_logprobs = 3;
+    e2e_gen_ok(c, &a, out);
+    assert_int_equal(out->prompt_logprobs_count, count - 1);
+    assert_int_equal(out->choice[0].logprobs_count, 4);
+    assert_int_equal(out->choice[0].tops, 4 * 3);
+}
+
+static void prompts_are_scored(void **state) {
+    enum { COUNT = 75 };
+    const char *device[] = {"--backend=cuda", PLUGIN, "--device-memory-percent=10", "--threads=1", NULL};
+    const char *processor[] = {"--precision=exact", "--threads=1", NULL};
+    uint32_t ids[COUNT];
+    for (uint32_t i = 0; i < COUNT; i++) ids[i] = (i * 37 + i * i % 13 + 5) % 320;
+    e2e_cluster c, d;
+    e2e_answer want, got;
+    e2e_start(&c, E2E_TINY("qwen3"), processor);
+    scores_of(&c, ids, COUNT, E2E_NEVER, &want);
+    e2e_stop(&c);
+    e2e_start(&d, E2E_TINY("qwen3"), device);
+    for (int shipped = 0; shipped < 2; shipped++) {
+        scores_of(&d, ids, COUNT, shipped ? E2E_ALWAYS : E2E_NEVER, &got);
+        assert_int_equal(got.pages_moved > 0, shipped);
+        double most = 0;
+        for (size_t i = 0; i + 1 < COUNT; i++)
+            most = fmax(most, fabs((double)got.prompt_logprobs[i] - (double)want.prompt_logprobs[i]));
+        printf("%s: logprobs of a prompt are off by %.3g at most\n", shipped ? "shipped" : "not shipped", most);
+        assert_true(most <= 0.02);
+        assert_int_equal(got.choice[0].ids[0], want.choice[0].ids[0]);
+        assert_true(fabs((double)got.choice[0].logprobs[0] - (double)want.choice[0].logprobs[0]) <= 0.02);
+        e2e_answer_free(&got);
+    }
+    e2e_answer_free(&want);
+    e2e_assert_clean(&d);
+    e2e_stop(&d);
+}
+
 /* Pages of two formats are never taken for each other, whatever the operator allows: the decode node computes prompts
  * itself, and the operator is told why. */
 static void fp8_and_f16_do_not_pair(void **state) {
@@ -188,9 +233,10 @@ int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* "*nccl" */
     setenv("LD_LIBRARY_PATH", KVF_FAKE_CUDA_FOLDER, 1); /* of every process started here */
     const struct CMUnitTest tests[] = {cmocka_unit_test(pages_over_cuda_ipc), cmocka_unit_test(pages_over_nccl),
-        cmocka_unit_test(pages_over_shm), cmocka_unit_test(pages_over_tcp), cmocka_unit_test(fp8_over_nccl),
-        cmocka_unit_test(fp8_and_f16_do_not_pair), cmocka_unit_test(fp8_is_for_devices),
-        cmocka_unit_test(device_to_processor), cmocka_unit_test(processor_to_device), cmocka_unit_test(a_device_breaks),
+        cmocka_unit_test(pages_over_shm), cmocka_unit_test(pages_over_tcp), cmocka_unit_test(prompts_are_scored),
+        cmocka_unit_test(fp8_over_nccl), cmocka_unit_test(fp8_and_f16_do_not_pair),
+        cmocka_unit_test(fp8_is_for_devices), cmocka_unit_test(device_to_processor),
+        cmocka_unit_test(processor_to_device), cmocka_unit_test(a_device_breaks),
         cmocka_unit_test(what_is_missing_is_said)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
