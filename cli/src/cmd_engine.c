@@ -12,6 +12,8 @@ typedef struct {
     bool json, no_prefill, no_decode;
 } options;
 
+static const kvf_kv_type kv_types[] = {KVF_KV_F16, KVF_KV_F32, KVF_KV_Q8}; /* of --kv-type */
+
 static kvf_model_options load_options(const options *o) {
     return (kvf_model_options){.precision = o->precision ? KVF_PRECISION_EXACT : KVF_PRECISION_FAST,
         .kernels = o->kernels,
@@ -29,7 +31,7 @@ static int run_perplexity(const kvf_command *command, const void *opts, const kv
     kvf_perplexity_options p = {.model = o->model,
         .file = o->file,
         .load = load_options(o),
-        .kv_type = o->kv_type ? KVF_KV_F32 : KVF_KV_F16,
+        .kv_type = kv_types[o->kv_type],
         .threads = o->threads_one,
         .tokens = o->tokens,
         .context = o->context,
@@ -44,7 +46,7 @@ static int run_bench_engine(const kvf_command *command, const void *opts, const 
     if (!o->model) return kvf_cmd_usage(command, "--model FILE is needed");
     kvf_bench_engine_options b = {.model = o->model,
         .load = load_options(o),
-        .kv_type = o->kv_type ? KVF_KV_F32 : KVF_KV_F16,
+        .kv_type = kv_types[o->kv_type],
         .repetitions = o->repetitions,
         .no_prefill = o->no_prefill,
         .no_decode = o->no_decode,
@@ -72,8 +74,8 @@ static int run_bench_engine(const kvf_command *command, const void *opts, const 
             "KVFERRY_CPU", false},                                                                                     \
         {"precision", 0, KVF_ARG_CHOICE, "fast|exact", "8-bit or f32 activations (default fast)", AT(precision), 0, 0, \
             NULL, false},                                                                                              \
-        {"kv-type", 0, KVF_ARG_CHOICE, "f16|f32", "what K and V are kept in (default f16)", AT(kv_type), 0, 0, NULL,   \
-            false},                                                                                                    \
+        {"kv-type", 0, KVF_ARG_CHOICE, "f16|f32|q8", "what K and V are kept in (default f16)", AT(kv_type), 0, 0,      \
+            NULL, false},                                                                                              \
     {                                                                                                                  \
         "json", 0, KVF_ARG_FLAG, "", "JSON", AT(json), 0, 0, NULL, false                                               \
     }

@@ -51,8 +51,10 @@ static const char *kernels_of(const kvf_config *c) {
 }
 
 static kvf_kv_type kv_type_of(const kvf_config *c) {
-    const char *type = kvf_config_string(c, "engine.kv_type");
-    return strcmp(type, "fp8") == 0 ? KVF_KV_FP8 : strcmp(type, "f32") == 0 ? KVF_KV_F32 : KVF_KV_F16;
+    kvf_kv_type type = KVF_KV_F16;
+    bool known = kvf_kv_type_find(kvf_config_string(c, "engine.kv_type"), &type);
+    KVF_ASSERT(known); /* the schema lists them */
+    return type;
 }
 
 /* Where packed weights are kept, written to `room`; NULL: nowhere. A small file is packed sooner than looked up. */

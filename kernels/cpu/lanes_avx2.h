@@ -59,6 +59,20 @@ LANES_INLINE void v16_store_half_n(void *p, v16 v, uint32_t n) {
         _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
     memcpy(p, copy, (n >= 16 ? 16 : n) * 2);
 }
+LANES_INLINE v16 v16_load_i8(const void *p) {
+    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+LANES_INLINE v16 v16_load_i8_n(const void *p, uint32_t n) {
+    uint8_t copy[16] = {0};
+    memcpy(copy, p, n >= 16 ? 16 : n);
+    return v16_load_i8(copy);
+}
+LANES_INLINE v16 v16_set1_half(const void *p) {
+    __m256 wide = _mm256_cvtph_ps(_mm_set1_epi16((short)kvf_get_le16(p)));
+    return (v16){wide, wide};
+}
 LANES_INLINE v16 v16_load_bf16(const void *p) {
     const __m128i *at = (const __m128i *)p;
     return (v16){_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), 16)),

@@ -28,6 +28,13 @@ LANES_INLINE v16 v16_load_half_n(const void *p, uint32_t n) {
 LANES_INLINE void v16_store_half_n(void *p, v16 v, uint32_t n) {
     _mm256_mask_storeu_epi16(p, v16_mask(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+LANES_INLINE v16 v16_load_i8(const void *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+LANES_INLINE v16 v16_load_i8_n(const void *p, uint32_t n) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(v16_mask(n), p)));
+}
+LANES_INLINE v16 v16_set1_half(const void *p) { return _mm512_cvtph_ps(_mm256_set1_epi16((short)kvf_get_le16(p))); }
 LANES_INLINE v16 v16_load_bf16(const void *p) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));

@@ -75,14 +75,36 @@ static void swiglu(float *gate, const float *up, uint32_t count) {
     }
 }
 
-static void store_cells(const float *x, uint32_t count, kvf_cell cell, void *dst) {
-    if (cell == KVF_CELL_F32) {
-        memcpy(dst, x, (size_t)count * 4);
-        return;
+static __attribute__((noinline)) void store_q8(const float *x, uint32_t count, uint8_t *codes) {
+    v16 least = v16_set1(-127), most = v16_set1(127);
+    for (uint32_t i = 0; i < count; i += KVF_GROUP) {
+        uint32_t n = KVF_MIN(count - i, (uint32_t)KVF_GROUP);
+        v16 a = v16_load_n(x + i, n), b = n > 16 ? v16_load_n(x + i + 16, n - 16) : v16_zero();
+        uint32_t bits = v16_largest_bits(a, b);
+        bool finite = bits < 0x7f800000u;
+        float largest, inverse = 0;
+        int8_t group[KVF_GROUP] = {0};
+        memcpy(&largest, &bits, sizeof largest);
+        uint16_t scale = finite ? kvf_f32_to_f16(KVF_MIN(largest / 127.0f, 65504.0f)) : 0x7e00;
+        if (finite && scale) {
+            inverse = 1.0f / kvf_f16_to_f32(scale);
+            v16_to_i8(v16_max(least, v16_min(most, v16_mul(a, v16_set1(inverse)))), group);
+            v16_to_i8(v16_max(least, v16_min(most, v16_mul(b, v16_set1(inverse)))), group + 16);
+        }
+        memcpy(codes + i, group, n);
+        kvf_put_le16(codes + count + i / KVF_GROUP * 2, scale);
     }
+}
+
+static void store_cells(const float *x, uint32_t count, kvf_cell cell, void *dst) {
     uint8_t *out = dst;
-    for (uint32_t i = 0; i < count; i += 16)
-        v16_store_half_n(out + 2 * (size_t)i, v16_load_n(x + i, count - i), count - i);
+    if (cell == KVF_CELL_Q8)
+        store_q8(x, count, out);
+    else if (cell == KVF_CELL_F32)
+        memcpy(out, x, (size_t)count * 4);
+    else
+        for (uint32_t i = 0; i < count; i += 16)
+            v16_store_half_n(out + 2 * (size_t)i, v16_load_n(x + i, count - i), count - i);
 }
 
 /* fma by the compiler: one instruction on every processor that runs this source. */

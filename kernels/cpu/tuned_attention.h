@@ -20,14 +20,20 @@ LANES_INLINE uint32_t row_position(const kvf_attention *a, uint32_t row) { retur
 LANES_INLINE float *row_out(const kvf_attention *a, uint32_t row) {
     return a->out + row / a->group * a->out_stride + (size_t)(row % a->group) * a->head_dim;
 }
-LANES_INLINE const uint8_t *cells_of(const kvf_attention *a, uint32_t position, bool values) {
+/* Rows of the page that holds the position. */
+LANES_INLINE const uint8_t *cells_of(kvf_cell cell, const kvf_attention *a, uint32_t position, bool values) {
     size_t head = a->kv_head + (values ? a->kv_heads : 0);
     return a->pages + a->blocks[position / KVF_PAGE_TOKENS] * a->page_bytes +
-           head * KVF_PAGE_TOKENS * a->head_dim * (a->cell == KVF_CELL_F16 ? 2u : 4u);
+           head * KVF_PAGE_TOKENS * kvf_cell_row_bytes(cell, a->head_dim);
 }
-LANES_INLINE v16 load_cells(kvf_cell cell, const uint8_t *cells, size_t index, uint32_t n) {
-    if (cell == KVF_CELL_F16) return n >= 16 ? v16_load_half(cells + 2 * index) : v16_load_half_n(cells + 2 * index, n);
-    const float *wide = (const float *)(const void *)(cells + 4 * index);
+/* Sixteen cells of a row from d on, a multiple of 16; n: how many there are, the rest becomes 0. */
+LANES_INLINE v16 load_cells(kvf_cell cell, const uint8_t *row, size_t d, uint32_t head_dim, uint32_t n) {
+    if (cell == KVF_CELL_F16) return n >= 16 ? v16_load_half(row + 2 * d) : v16_load_half_n(row + 2 * d, n);
+    if (cell == KVF_CELL_Q8) {
+        v16 scale = v16_set1_half(row + head_dim + d / KVF_GROUP * 2);
+        return v16_mul(scale, n >= 16 ? v16_load_i8(row + d) : v16_load_i8_n(row + d, n));
+    }
+    const float *wide = (const float *)(const void *)(row + 4 * d);
     return n >= 16 ? v16_load(wide) : v16_load_n(wide, n);
 }
 
@@ -45,11 +51,12 @@ static void turn_queries(const tile *t) {
 
 /* One page of keys into lanes [first, first+16) of keys[d][KVF_ATTENTION_KEYS]. */
 LANES_INLINE void turn_page(kvf_cell cell, const tile *t, uint32_t position, uint32_t first) {
-    const uint8_t *cells = cells_of(t->a, position, false);
-    for (uint32_t d = 0; d < t->a->head_dim; d += 16) {
+    const uint32_t dims = t->a->head_dim;
+    const uint8_t *cells = cells_of(cell, t->a, position, false);
+    const size_t row_bytes = kvf_cell_row_bytes(cell, dims);
+    for (uint32_t d = 0; d < dims; d += 16) {
         v16 r[16];
-        UNROLL for (uint32_t i = 0; i < 16; i++) r[i] =
-            load_cells(cell, cells, (size_t)i * t->a->head_dim + d, t->a->head_dim - d);
+        UNROLL for (uint32_t i = 0; i < 16; i++) r[i] = load_cells(cell, cells + i * row_bytes, d, dims, dims - d);
         v16_transpose(r);
         UNROLL for (uint32_t i = 0; i < 16; i++) v16_store(t->keys + (d + i) * KVF_ATTENTION_KEYS + first, r[i]);
     }
@@ -92,16 +99,21 @@ LANES_INLINE void score_all_rows(
 }
 
 /* Pages lie scattered, so nobody but us knows what comes next: keys of the pages after these, and values of these. */
-LANES_INLINE void prefetch_pages(const kvf_attention *a, uint32_t position, uint32_t end) {
-    size_t bytes = (size_t)KVF_PAGE_TOKENS * a->head_dim * (a->cell == KVF_CELL_F16 ? 2 : 4);
+LANES_INLINE void prefetch_pages(kvf_cell cell, const kvf_attention *a, uint32_t position, uint32_t end) {
+    size_t bytes = KVF_PAGE_TOKENS * kvf_cell_row_bytes(cell, a->head_dim);
     for (uint32_t i = 0; i < KVF_ATTENTION_KEYS / KVF_PAGE_TOKENS; i++, position += KVF_PAGE_TOKENS) {
         uint32_t next = position + KVF_ATTENTION_KEYS;
-        const uint8_t *keys = next < end ? cells_of(a, next, false) : NULL;
-        const uint8_t *values = position < end ? cells_of(a, position, true) : NULL;
+        const uint8_t *keys = next < end ? cells_of(cell, a, next, false) : NULL;
+        const uint8_t *values = position < end ? cells_of(cell, a, position, true) : NULL;
         for (size_t line = 0; keys && line < bytes; line += 64) _mm_prefetch((const char *)(keys + line), _MM_HINT_T1);
         for (size_t line = 0; values && line < bytes; line += 64)
             _mm_prefetch((const char *)(values + line), _MM_HINT_T1);
     }
+}
+
+LANES_INLINE void turn_pages(kvf_cell cell, const tile *t, uint32_t position, uint32_t pages, uint32_t end) {
+    prefetch_pages(cell, t->a, position, end);
+    for (uint32_t i = 0; i < pages; i++) turn_page(cell, t, position + i * 16, i * 16);
 }
 
 /* Scores of every row that sees them, positions [from, end) of the split at `begin`. */
@@ -109,12 +121,10 @@ static void score_split(const tile *t, uint32_t begin, uint32_t from, uint32_t e
     const kvf_attention *a = t->a;
     for (uint32_t at = from; at < end; at += KVF_ATTENTION_KEYS) {
         uint32_t pages = end - at > KVF_PAGE_TOKENS ? 2 : 1;
-        prefetch_pages(a, at, end);
-        for (uint32_t i = 0; i < pages; i++) {
-            if (a->cell == KVF_CELL_F16)
-                turn_page(KVF_CELL_F16, t, at + i * 16, i * 16);
-            else
-                turn_page(KVF_CELL_F32, t, at + i * 16, i * 16);
+        switch (a->cell) {
+        case KVF_CELL_F16: turn_pages(KVF_CELL_F16, t, at, pages, end); break;
+        case KVF_CELL_F32: turn_pages(KVF_CELL_F32, t, at, pages, end); break;
+        case KVF_CELL_Q8: turn_pages(KVF_CELL_Q8, t, at, pages, end); break;
         }
         uint32_t first_row = at > a->position ? (at - a->position) * a->group : 0;
         if (pages == 2 && SCORE_PAGES == 2) {
@@ -148,18 +158,19 @@ static void weigh_row(float *weights, uint32_t count, float *largest_out, float 
 LANES_INLINE void value_rows(kvf_cell cell, const int ROWS, const int VECTORS, const tile *t, uint32_t begin,
     uint32_t from, uint32_t to, uint32_t row, uint32_t d, uint32_t n) {
     const kvf_attention *a = t->a;
+    const size_t row_bytes = kvf_cell_row_bytes(cell, a->head_dim);
     v16 acc[VALUE_ROWS][VALUE_VECTORS];
     float *part = t->parts + row * t->width + d;
     UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int c = 0; c < VECTORS; c++) acc[r][c] =
         from ? v16_load(part + r * t->width + 16 * c) : v16_zero();
     const float *weights = t->weights + (size_t)row * KVF_ATTENTION_SPLIT;
     while (from < to) {
-        const uint8_t *cells = cells_of(a, begin + from, true);
+        const uint8_t *cell_row = cells_of(cell, a, begin + from, true) + from % KVF_PAGE_TOKENS * row_bytes;
         uint32_t stop = KVF_MIN(to, (from / KVF_PAGE_TOKENS + 1) * KVF_PAGE_TOKENS);
-        for (; from < stop; from++) {
+        for (; from < stop; from++, cell_row += row_bytes) {
             v16 value[VALUE_VECTORS];
             UNROLL for (int c = 0; c < VECTORS; c++) value[c] =
-                load_cells(cell, cells, (size_t)(from % KVF_PAGE_TOKENS) * a->head_dim + d + 16 * (uint32_t)c, n);
+                load_cells(cell, cell_row, d + 16 * (size_t)c, a->head_dim, n);
             UNROLL for (int r = 0; r < ROWS; r++) {
                 v16 w = v16_set1(weights[r * KVF_ATTENTION_SPLIT + from]);
                 UNROLL for (int c = 0; c < VECTORS; c++) acc[r][c] = v16_fma(w, value[c], acc[r][c]);
@@ -205,10 +216,11 @@ LANES_INLINE void value_dimensions(kvf_cell cell, const tile *t, value_place at,
 /* Positions [from, to) of a split, onto what the rows have of it so far. */
 static void value_split(const tile *t, uint32_t begin, uint32_t from, uint32_t to, uint32_t first_row) {
     value_place at = {.begin = begin, .from = from, .to = to, .n = 16};
-    if (t->a->cell == KVF_CELL_F16)
-        value_dimensions(KVF_CELL_F16, t, at, first_row);
-    else
-        value_dimensions(KVF_CELL_F32, t, at, first_row);
+    switch (t->a->cell) {
+    case KVF_CELL_F16: value_dimensions(KVF_CELL_F16, t, at, first_row); break;
+    case KVF_CELL_F32: value_dimensions(KVF_CELL_F32, t, at, first_row); break;
+    case KVF_CELL_Q8: value_dimensions(KVF_CELL_Q8, t, at, first_row); break;
+    }
 }
 
 /* Unnormalised values of one split joined with those of the splits before it. */

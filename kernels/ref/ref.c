@@ -185,7 +185,30 @@ static void swiglu(float *gate, const float *up, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) gate[i] = gate[i] / (1.0f + exp_f32(-gate[i])) * up[i];
 }
 
+static void store_q8(const float *x, uint32_t count, uint8_t *dst) {
+    for (uint32_t first = 0; first < count; first += KVF_GROUP) {
+        uint32_t end = KVF_MIN(first + KVF_GROUP, count);
+        float largest = 0, inverse = 0;
+        bool finite = true;
+        for (uint32_t i = first; i < end; i++) {
+            finite &= isfinite(x[i]);
+            largest = fmaxf(largest, fabsf(x[i]));
+        }
+        uint16_t scale = finite ? kvf_f32_to_f16(fminf(largest / 127.0f, 65504.0f)) : 0x7e00;
+        if (finite && scale) inverse = 1.0f / kvf_f16_to_f32(scale);
+        for (uint32_t i = first; i < end; i++) {
+            float code = finite ? nearbyintf(x[i] * inverse) : 0;
+            dst[i] = (uint8_t)(int8_t)fmaxf(-127, fminf(127, code));
+        }
+        kvf_put_le16(dst + count + first / KVF_GROUP * 2, scale);
+    }
+}
+
 static void store_cells(const float *x, uint32_t count, kvf_cell cell, void *dst) {
+    if (cell == KVF_CELL_Q8) {
+        store_q8(x, count, dst);
+        return;
+    }
     if (cell == KVF_CELL_F32) {
         memcpy(dst, x, (size_t)count * 4);
         return;
@@ -197,8 +220,13 @@ static void store_cells(const float *x, uint32_t count, kvf_cell cell, void *dst
 static float cell_at(const kvf_attention *a, bool value, uint32_t position, uint32_t d) {
     const uint8_t *page = a->pages + (size_t)a->blocks[position / KVF_PAGE_TOKENS] * a->page_bytes;
     size_t head = a->kv_head + (value ? a->kv_heads : 0);
-    size_t index = (head * KVF_PAGE_TOKENS + position % KVF_PAGE_TOKENS) * a->head_dim + d;
-    return a->cell == KVF_CELL_F16 ? half_at(page, (uint32_t)index) : f32_at(page, (uint32_t)index);
+    const uint8_t *row =
+        page + (head * KVF_PAGE_TOKENS + position % KVF_PAGE_TOKENS) * kvf_cell_row_bytes(a->cell, a->head_dim);
+    switch (a->cell) {
+    case KVF_CELL_F16: return half_at(row, d);
+    case KVF_CELL_F32: return f32_at(row, d);
+    default: return half_at(row + a->head_dim, d / KVF_GROUP) * (float)(int8_t)row[d];
+    }
 }
 
 /* One query against positions [begin, end) of one split: unnormalised values into o, largest score and sum of weights

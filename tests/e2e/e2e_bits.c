@@ -158,6 +158,17 @@ static void exact_arithmetic(void **state) {
     free_jobs(j);
 }
 
+static void eight_bit_pages(void **state) {
+    (void)state;
+    jobs *j = new_jobs();
+    make_jobs(j, 12, 0, 256, 12);
+    const char *one[] = {"--threads", "1", "--kv-type=q8", NULL};
+    const char *two[] = {"--threads", "2", "--kv-type=q8", "--transports=tcp", NULL};
+    whole(E2E_TINY("qwen3"), one, j, true, "shm");
+    whole(E2E_TINY("qwen3"), two, j, false, "tcp");
+    free_jobs(j);
+}
+
 static void real_model(void **state) {
     (void)state;
     jobs *j = new_jobs();
@@ -180,6 +191,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(four_nodes),
         cmocka_unit_test(small_pool),
         cmocka_unit_test(exact_arithmetic),
+        cmocka_unit_test(eight_bit_pages),
     };
     const struct CMUnitTest real[] = {cmocka_unit_test(real_model)};
     if (argc < 2) return cmocka_run_group_tests(tiny, NULL, NULL);

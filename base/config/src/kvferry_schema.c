@@ -37,8 +37,9 @@ static const kvf_config_key keys[] = {
         "file in which the nodes of a host say which cores are busy: idle ones are lent; serve makes it"),
     CHOICE("engine.precision", ENUM, "fast", "fast exact", "precision",
         "arithmetic: 8-bit activations where the file is quantised, or f32"),
-    CHOICE("engine.kv_type", ENUM, "f16", "f16 f32 fp8", "kv-type",
-        "number format of the KV cache; fp8 (e4m3, scaled by head and position): devices only; f32: processors only"),
+    CHOICE("engine.kv_type", ENUM, "f16", "f16 f32 q8 fp8", "kv-type",
+        "number format of the KV cache; q8 (a scale for 32 values), f32: CPU only; fp8 (e4m3, one a head and "
+        "position): devices only"),
     CHOICE("engine.weights", ENUM, "auto", "auto fp8", "weights",
         "what a device keeps matrices of layers in; auto: f16; fp8: e4m3, scaled by output (the CPU: as in the file)"),
     CHOICE("engine.kernels", ENUM, "auto", "auto ref avx2 avx512 avx512-vnni", "kernels",

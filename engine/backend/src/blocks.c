@@ -1,16 +1,17 @@
 /* How large pages are, and how many blocks a pool holds. */
 #include "kvf/backend.h"
+#include "kvf/kernels.h"
 #include <inttypes.h>
-
-const char *kvf_kv_type_name(kvf_kv_type type) {
-    static const char *const names[] = {[KVF_KV_F16] = "f16", [KVF_KV_F32] = "f32", [KVF_KV_FP8] = "fp8"};
-    return names[type];
-}
 
 uint64_t kvf_kv_page_bytes(const kvf_model_spec *spec, kvf_kv_type type) {
     uint64_t values = kvf_model_page_elements(spec, KVF_BLOCK_TOKENS);
-    if (type == KVF_KV_FP8) return values + values / spec->head_dim * 2; /* a scale for each row of a head */
-    return values * (type == KVF_KV_F16 ? 2 : 4);
+    uint64_t rows = values / spec->head_dim; /* of a head and position, K or V */
+    switch (type) {
+    case KVF_KV_F16: return rows * kvf_cell_row_bytes(KVF_CELL_F16, spec->head_dim);
+    case KVF_KV_F32: return rows * kvf_cell_row_bytes(KVF_CELL_F32, spec->head_dim);
+    case KVF_KV_Q8: return rows * kvf_cell_row_bytes(KVF_CELL_Q8, spec->head_dim);
+    default: return values + rows * 2; /* fp8: a scale for each row */
+    }
 }
 
 kvf_status kvf_backend_count_blocks(

@@ -75,7 +75,7 @@ static void commit_pool(cpu_backend *b) {
 static kvf_status make_engine(cpu_backend *b, const kvf_backend_options *o, kvf_error *err) {
     if (o->kv_type == KVF_KV_FP8) /* before the model is packed */
         return kvf_fail(
-            err, KVF_ERR_UNSUPPORTED, "engine.kv_type: fp8 is for engine.backend cuda, the CPU has f16, f32");
+            err, KVF_ERR_UNSUPPORTED, "engine.kv_type: fp8 is for engine.backend cuda, the CPU has f16, f32, q8");
     if (o->weights == KVF_WEIGHTS_FP8)
         return kvf_fail(err, KVF_ERR_UNSUPPORTED,
             "engine.weights: fp8 is for engine.backend cuda, the CPU keeps what the file has");

@@ -81,8 +81,9 @@ static kvf_status check_shape(const cuda_backend *b, kvf_error *err) {
         (s->hidden % KVF_CUDA_F8_ALIGN || s->ffn % KVF_CUDA_F8_ALIGN || s->heads * s->head_dim % KVF_CUDA_F8_ALIGN))
         return kvf_fail(err, KVF_ERR_UNSUPPORTED, "engine.weights: %s: hidden %u, ffn %u: fp8 needs multiples of %d",
             path, s->hidden, s->ffn, KVF_CUDA_F8_ALIGN);
-    if (b->options.kv_type == KVF_KV_F32)
-        return kvf_fail(err, KVF_ERR_UNSUPPORTED, "engine.kv_type: a GPU keeps keys and values in f16 or fp8, not f32");
+    if (b->options.kv_type != KVF_KV_F16 && b->options.kv_type != KVF_KV_FP8)
+        return kvf_fail(err, KVF_ERR_UNSUPPORTED, "engine.kv_type: a GPU keeps keys and values in f16 or fp8, not %s",
+            kvf_kv_type_name(b->options.kv_type));
     return KVF_OK;
 }
 

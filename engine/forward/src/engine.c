@@ -54,6 +54,17 @@ static void carve_workspace(kvf_engine *e, carver *c) {
     e->scratch = carve(c, e->scratch_bytes * e->options.threads);
 }
 
+static const char *const kv_type_names[] = {"f16", "f32", "fp8", "q8"};
+const char *kvf_kv_type_name(kvf_kv_type type) { return kv_type_names[type]; }
+bool kvf_kv_type_find(const char *name, kvf_kv_type *out) {
+    for (size_t i = 0; i < KVF_COUNT_OF(kv_type_names); i++) {
+        if (strcmp(name, kv_type_names[i]) != 0) continue;
+        *out = (kvf_kv_type)i;
+        return true;
+    }
+    return false;
+}
+
 static kvf_status check_options(const kvf_engine_options *o, kvf_error *err) {
     if (o->threads < 1 || o->threads > 64)
         return kvf_fail(err, KVF_ERR_INVALID, "engine: threads %u: 1 to 64 are possible", o->threads);
@@ -67,8 +78,7 @@ static kvf_status check_options(const kvf_engine_options *o, kvf_error *err) {
 
 static kvf_status map_memory(kvf_engine *e, kvf_error *err) {
     const kvf_model_spec *s = &e->m->spec;
-    size_t element = e->cell == KVF_CELL_F16 ? 2 : 4;
-    e->page_bytes = (size_t)kvf_model_page_elements(s, KVF_BLOCK_TOKENS) * element;
+    e->page_bytes = (size_t)2 * s->kv_heads * KVF_BLOCK_TOKENS * kvf_cell_row_bytes(e->cell, s->head_dim);
     if (e->page_bytes > SIZE_MAX / 4 / s->layers / e->options.blocks)
         return kvf_fail(err, KVF_ERR_INVALID, "engine: %u blocks do not fit an address space", e->options.blocks);
     e->pages_bytes = e->page_bytes * s->layers * e->options.blocks;
@@ -95,10 +105,12 @@ kvf_status kvf_engine_create(const kvf_model *m, const kvf_engine_options *optio
     e->m = m;
     e->options = *options;
     e->options.logit_rows_max = KVF_MAX(options->logit_rows_max, 1u);
-    e->cell = options->kv_type == KVF_KV_F16 ? KVF_CELL_F16 : KVF_CELL_F32;
+    e->cell = options->kv_type == KVF_KV_F16   ? KVF_CELL_F16
+              : options->kv_type == KVF_KV_F32 ? KVF_CELL_F32
+                                               : KVF_CELL_Q8;
     e->score_scale = 1.0f / sqrtf((float)m->spec.head_dim);
-    snprintf(e->numerics, sizeof e->numerics, "v1-%s-%s", m->precision == KVF_PRECISION_FAST ? "int8g32" : "f32",
-        options->kv_type == KVF_KV_F16 ? "kvf16" : "kvf32");
+    snprintf(e->numerics, sizeof e->numerics, "v1-%s-kv%s", m->precision == KVF_PRECISION_FAST ? "int8g32" : "f32",
+        kvf_kv_type_name(options->kv_type));
     status = map_memory(e, err);
     if (status != KVF_OK) goto undo_engine;
     status = kvf_pool_create(options->threads, options->cores, &e->pool);

@@ -76,7 +76,15 @@ typedef struct {
     bool add; /* y += product (one more rounding) instead of y = product */
 } kvf_product;
 
-typedef enum { KVF_CELL_F16, KVF_CELL_F32 } kvf_cell; /* what K and V are kept in */
+/* What K and V are kept in, a row (one head of one position) at a time.
+ * Q8: [head_dim] codes, then a scale s as f16 for each 32 of them, w = s * code. s: largest |x| / 127 rounded to f16
+ * (65504 at most); code: nearest(x * (1 / s)), -127 to 127; all 0 where s is 0. A group with a NaN or an infinity has
+ * codes 0 and s = NaN. */
+typedef enum { KVF_CELL_F16, KVF_CELL_F32, KVF_CELL_Q8 } kvf_cell;
+static inline size_t kvf_cell_row_bytes(kvf_cell cell, uint32_t head_dim) {
+    if (cell == KVF_CELL_Q8) return head_dim + 2 * (size_t)kvf_div_up(head_dim, KVF_GROUP);
+    return (size_t)head_dim * (cell == KVF_CELL_F16 ? 2 : 4);
+}
 
 /* One token of a gathered tile. */
 typedef struct {
@@ -88,7 +96,7 @@ typedef struct {
 /* One tile of attention: consecutive tokens of one sequence against everything up to themselves, for the query heads
  * that share one key head. Or a gathered tile: tokens of several sequences whose first positions lie in the same
  * blocks; those are read once for all of them, and each token's bits are those of a tile of its own. Page: K
- * [kv_heads][16][head_dim] then V the same. */
+ * [kv_heads][16] rows of cells, then V the same. */
 typedef struct {
     const float *q; /* first token's heads of this group: [group][head_dim], tokens q_stride apart; already rotated */
     float *out; /* same shape, out_stride apart */
@@ -124,7 +132,8 @@ typedef struct {
      * cos_sin: [pairs] cosines, then [pairs] sines. halves: pair i is (i, i+pairs), else (2i, 2i+1). */
     void (*rope)(float *x, uint32_t heads, uint32_t head_dim, const float *cos_sin, uint32_t pairs, bool halves);
     void (*swiglu)(float *gate, const float *up, uint32_t count); /* gate = gate / (1 + exp(-gate)) * up */
-    void (*store_cells)(const float *x, uint32_t count, kvf_cell cell, void *dst); /* rounds to the cell's type */
+    void (*store_cells)(
+        const float *x, uint32_t count, kvf_cell cell, void *dst); /* one row, rounded to the cell's type */
     void (*attention)(const kvf_attention *a);
 } kvf_kernel_ops;
 

@@ -111,7 +111,7 @@ static void all_mistakes_are_told_at_once(void **state) {
         "t.yaml:8:3: router.listen: is given twice, first in line 5\n"
         "t.yaml:10:14: engine.precision: 'fsat' is not known, expected one of: fast exact, did you mean 'fast'?\n"
         "t.yaml:11:12: engine.threads: is a quoted text, expected a whole number\n"
-        "t.yaml:12:12: engine.kv_type: is a list, expected one of: f16 f32 fp8\n"
+        "t.yaml:12:12: engine.kv_type: is a list, expected one of: f16 f32 q8 fp8\n"
         "t.yaml:13:11: engine.context: has no value, expected a whole number\n"
         "t.yaml:14:1: routr: unknown key, did you mean 'router'?\n"
         "t.yaml:15:14: kv.memory: is a map, expected a size like 4096, 64KiB, 512MiB or 2GiB\n"

@@ -86,6 +86,7 @@ static void perplexity_of_a_licence(void **state) {
     } paths[] = {{KVF_PRECISION_EXACT, KVF_KV_F32, 512, 2.769176572613603, 0.01},
         {KVF_PRECISION_EXACT, KVF_KV_F16, 512, 2.769176572613603, 0.03},
         {KVF_PRECISION_FAST, KVF_KV_F16, 2048, 2.62437783133606, 0.5},
+        {KVF_PRECISION_FAST, KVF_KV_Q8, 512, 2.769176572613603, 0.5},
         {KVF_PRECISION_EXACT, KVF_KV_F32, 2048, 2.62437783133606, 0.01}};
     for (size_t i = 0; i < KVF_COUNT_OF(paths) - (getenv("KVF_FULL_TESTS") ? 0 : 1); i++) {
         if (paths[i].tokens > TOKENS_LONG) continue;

@@ -119,6 +119,7 @@ static void tiny_models(void **state) {
         char path[512];
         snprintf(path, sizeof path, GOLDEN "tiny/%s.gguf", names[i]);
         check_model(path, i % 2 ? KVF_PRECISION_EXACT : KVF_PRECISION_FAST, i % 2 ? KVF_KV_F32 : KVF_KV_F16, 560, 6);
+        check_model(path, i % 2 ? KVF_PRECISION_FAST : KVF_PRECISION_EXACT, KVF_KV_Q8, 300, 2);
     }
 }
 

@@ -359,14 +359,63 @@ static void rotation_and_cells(void **state) {
     }
 }
 
+/* Every table's bits, the definition in doubles, and that a stored value is within half a step of what it was. */
+static void check_q8_row(const float *x, uint32_t n) {
+    uint8_t want[128], got[128];
+    size_t bytes = kvf_cell_row_bytes(KVF_CELL_Q8, n);
+    assert_true(bytes < sizeof want);
+    ref->store_cells(x, n, KVF_CELL_Q8, want);
+    for (size_t i = 0; i < tables_count; i++) {
+        memset(got, 0xee, sizeof got);
+        tables[i]->store_cells(x, n, KVF_CELL_Q8, got);
+        assert_memory_equal(want, got, bytes);
+        assert_int_equal(got[bytes], 0xee);
+    }
+    for (uint32_t first = 0; first < n; first += 32) {
+        double most = 0, s = (double)kvf_f16_to_f32(kvf_get_le16(want + n + first / 32 * 2));
+        bool finite = true;
+        for (uint32_t d = first; d < KVF_MIN(first + 32, n); d++) {
+            finite &= isfinite(x[d]);
+            most = fmax(most, fabs((double)x[d]));
+        }
+        assert_int_equal(finite, !isnan(s));
+        if (finite && most > 0.008 && most < 8e6) assert_true(fabs(s / (most / 127) - 1) <= 1.0 / 2048);
+        for (uint32_t d = first; d < KVF_MIN(first + 32, n); d++)
+            if (finite && most < 8e6) /* a scale rounded down leaves the largest a little outside */
+                assert_true(fabs(s * (int8_t)want[d] - (double)x[d]) <= s * 0.5001 + most / 2048 + 4e-6);
+            else if (!finite)
+                assert_int_equal(want[d], 0);
+    }
+}
+
+static void q8_cells(void **state) {
+    static const uint32_t dims[] = {2, 10, 16, 32, 64, 72, 80, 96};
+    for (size_t c = 0; c < KVF_COUNT_OF(dims) * 40; c++) {
+        float x[96], size = ldexpf(1, (int)(c % 40) - 20);
+        for (uint32_t i = 0; i < 96; i++) x[i] = uniform(size);
+        if (c % 7 == 0) x[1] = NAN;
+        if (c % 7 == 1) x[0] = -INFINITY;
+        if (c % 7 == 2) memset(x, 0, sizeof x / 2);
+        if (c % 7 == 3) x[1] = 3e38f;
+        if (c % 7 == 4) x[0] = 1e-40f;
+        check_q8_row(x, dims[c / 40]);
+    }
+}
+
 typedef struct {
     uint32_t position, tokens, group, kv_heads, head_dim;
 } attention_case;
 
-static double cell_value(const kvf_attention *a, const uint8_t *page, size_t index) {
+static const kvf_cell all_cells[] = {KVF_CELL_F16, KVF_CELL_F32, KVF_CELL_Q8};
+
+/* Element d of row `row` of a page: of a head of K, then of V, and a position. */
+static double cell_value(const kvf_attention *a, const uint8_t *page, size_t row, uint32_t d) {
+    const uint8_t *cells = page + row * kvf_cell_row_bytes(a->cell, a->head_dim);
     float wide;
-    if (a->cell == KVF_CELL_F16) return (double)kvf_f16_to_f32(kvf_get_le16(page + index * 2));
-    memcpy(&wide, page + index * 4, 4);
+    if (a->cell == KVF_CELL_F16) return (double)kvf_f16_to_f32(kvf_get_le16(cells + d * 2));
+    if (a->cell == KVF_CELL_Q8)
+        return (double)kvf_f16_to_f32(kvf_get_le16(cells + a->head_dim + d / 32 * 2)) * (int8_t)cells[d];
+    memcpy(&wide, cells + d * 4, 4);
     return (double)wide;
 }
 
@@ -379,15 +428,15 @@ static void check_attention_row(const kvf_attention *a, uint32_t token, uint32_t
         const uint8_t *page = a->pages + a->blocks[p / 16] * a->page_bytes;
         w[p] = 0;
         for (uint32_t d = 0; d < a->head_dim; d++)
-            w[p] += (double)q[d] * cell_value(a, page, ((size_t)a->kv_head * 16 + p % 16) * a->head_dim + d);
+            w[p] += (double)q[d] * cell_value(a, page, (size_t)a->kv_head * 16 + p % 16, d);
         w[p] *= (double)a->scale;
         most = fmax(most, w[p]);
     }
     for (uint32_t p = 0; p < seen; p++) {
         const uint8_t *page = a->pages + a->blocks[p / 16] * a->page_bytes;
-        size_t at = ((size_t)(a->kv_heads + a->kv_head) * 16 + p % 16) * a->head_dim;
+        size_t row = (size_t)(a->kv_heads + a->kv_head) * 16 + p % 16;
         sum += w[p] = exp(w[p] - most);
-        for (uint32_t d = 0; d < a->head_dim; d++) v[d] += w[p] * cell_value(a, page, at + d);
+        for (uint32_t d = 0; d < a->head_dim; d++) v[d] += w[p] * cell_value(a, page, row, d);
     }
     for (uint32_t d = 0; d < a->head_dim; d++)
         if (fabs(v[d] / sum - (double)got[d]) > 1e-5)
@@ -399,18 +448,18 @@ static void check_attention_row(const kvf_attention *a, uint32_t token, uint32_t
 static void check_attention(const attention_case *c, kvf_cell cell) {
     uint32_t last = c->position + c->tokens, blocks_count = (uint32_t)kvf_div_up(last, 16),
              width = c->group * c->head_dim;
-    size_t element = cell == KVF_CELL_F16 ? 2 : 4, page_elements = (size_t)2 * 16 * c->kv_heads * c->head_dim;
+    size_t row_bytes = kvf_cell_row_bytes(cell, c->head_dim), page_bytes = (size_t)2 * 16 * c->kv_heads * row_bytes;
     uint32_t *blocks = malloc(blocks_count * 4);
     for (uint32_t i = 0; i < blocks_count; i++) blocks[i] = blocks_count - 1 - i;
     /* exactly as many pages as there are, so that a sanitizer sees a read behind them; slots not written hold NaN */
-    uint8_t *pages = malloc(blocks_count * page_elements * element);
-    memset(pages, 0xff, blocks_count * page_elements * element);
+    uint8_t *pages = malloc(blocks_count * page_bytes);
+    memset(pages, 0xff, blocks_count * page_bytes);
     for (uint32_t p = 0; p < last; p++)
         for (uint32_t h = 0; h < 2 * c->kv_heads; h++) {
             float row[256];
             for (uint32_t d = 0; d < c->head_dim; d++) row[d] = uniform(2);
-            size_t at = blocks[p / 16] * page_elements + ((size_t)h * 16 + p % 16) * c->head_dim;
-            ref->store_cells(row, c->head_dim, cell, pages + at * element);
+            size_t at = blocks[p / 16] * page_bytes + ((size_t)h * 16 + p % 16) * row_bytes;
+            ref->store_cells(row, c->head_dim, cell, pages + at);
         }
     size_t rows = c->tokens * c->group, stride = width + 5;
     float *q = floats(c->tokens * stride, 1), *want = calloc(c->tokens * stride, 4),
@@ -422,7 +471,7 @@ static void check_attention(const attention_case *c, kvf_cell cell) {
             .q_stride = stride,
             .out_stride = stride,
             .pages = pages,
-            .page_bytes = page_elements * element,
+            .page_bytes = page_bytes,
             .blocks = blocks,
             .position = c->position,
             .tokens = c->tokens,
@@ -459,10 +508,8 @@ static void attention(void **state) {
     static const attention_case cases[] = {{0, 1, 1, 1, 16}, {0, 16, 3, 3, 64}, {5, 9, 2, 2, 32}, {250, 13, 3, 1, 64},
         {255, 1, 4, 2, 16}, {256, 1, 7, 1, 64}, {500, 16, 3, 1, 64}, {767, 2, 5, 1, 80}, {30, 4, 2, 1, 10},
         {17, 3, 1, 2, 2}, {600, 1, 1, 1, 256}, {31, 7, 8, 1, 128}};
-    for (size_t i = 0; i < KVF_COUNT_OF(cases); i++) {
-        check_attention(&cases[i], KVF_CELL_F16);
-        check_attention(&cases[i], KVF_CELL_F32);
-    }
+    for (size_t i = 0; i < KVF_COUNT_OF(cases); i++)
+        for (size_t k = 0; k < KVF_COUNT_OF(all_cells); k++) check_attention(&cases[i], all_cells[k]);
 }
 
 /* Tokens of sequences that share their first pages: every table against ref, which knows of no sharing. Each table of
@@ -470,9 +517,9 @@ static void attention(void **state) {
 static void check_gathered(const attention_case *c, uint32_t shared, kvf_cell cell) {
     enum { EACH = 16, OWN_PAGES = 24 };
     uint32_t blocks_count = shared / 16 + c->tokens * OWN_PAGES, table[EACH][64 + OWN_PAGES], next = shared / 16;
-    size_t element = cell == KVF_CELL_F16 ? 2 : 4, page_elements = (size_t)2 * 16 * c->kv_heads * c->head_dim;
-    uint8_t *pages = malloc(blocks_count * page_elements * element);
-    memset(pages, 0xff, blocks_count * page_elements * element);
+    size_t row_bytes = kvf_cell_row_bytes(cell, c->head_dim), page_bytes = (size_t)2 * 16 * c->kv_heads * row_bytes;
+    uint8_t *pages = malloc(blocks_count * page_bytes);
+    memset(pages, 0xff, blocks_count * page_bytes);
     kvf_attention_token each[EACH];
     for (uint32_t t = 0; t < c->tokens; t++) {
         each[t] = (kvf_attention_token){
@@ -482,8 +529,8 @@ static void check_gathered(const attention_case *c, uint32_t shared, kvf_cell ce
             for (uint32_t h = 0; h < 2 * c->kv_heads; h++) {
                 float row[256];
                 for (uint32_t d = 0; d < c->head_dim; d++) row[d] = uniform(2);
-                size_t at = table[t][p / 16] * page_elements + ((size_t)h * 16 + p % 16) * c->head_dim;
-                ref->store_cells(row, c->head_dim, cell, pages + at * element);
+                size_t at = table[t][p / 16] * page_bytes + ((size_t)h * 16 + p % 16) * row_bytes;
+                ref->store_cells(row, c->head_dim, cell, pages + at);
             }
     }
     size_t rows = c->tokens * c->group, stride = c->group * c->head_dim + 3;
@@ -496,7 +543,7 @@ static void check_gathered(const attention_case *c, uint32_t shared, kvf_cell ce
         .q_stride = stride,
         .out_stride = stride,
         .pages = pages,
-        .page_bytes = page_elements * element,
+        .page_bytes = page_bytes,
         .blocks = table[0],
         .tokens = c->tokens,
         .each = each,
@@ -529,10 +576,9 @@ static void gathered_attention(void **state) {
     static const attention_case cases[] = {
         {0, 16, 3, 2, 64}, {0, 5, 1, 1, 16}, {0, 2, 7, 1, 80}, {0, 1, 2, 1, 10}, {0, 7, 4, 2, 128}};
     static const uint32_t shared[] = {16, 64, 240, 256, 272, 512, 992};
-    for (size_t i = 0; i < KVF_COUNT_OF(cases) * KVF_COUNT_OF(shared); i++) {
-        check_gathered(&cases[i % KVF_COUNT_OF(cases)], shared[i / KVF_COUNT_OF(cases)], KVF_CELL_F16);
-        check_gathered(&cases[i % KVF_COUNT_OF(cases)], shared[i / KVF_COUNT_OF(cases)], KVF_CELL_F32);
-    }
+    for (size_t i = 0; i < KVF_COUNT_OF(cases) * KVF_COUNT_OF(shared); i++)
+        for (size_t k = 0; k < KVF_COUNT_OF(all_cells); k++)
+            check_gathered(&cases[i % KVF_COUNT_OF(cases)], shared[i / KVF_COUNT_OF(cases)], all_cells[k]);
 }
 
 /* Own elementary functions against the C library's. */
@@ -576,7 +622,8 @@ int main(void) {
     printf("\n");
     const struct CMUnitTest tests[] = {cmocka_unit_test(tables_by_name), cmocka_unit_test(elementary_functions),
         cmocka_unit_test(row_operations), cmocka_unit_test(quantise_odd_values), cmocka_unit_test(rotation_and_cells),
-        cmocka_unit_test(packing_is_exact), cmocka_unit_test(products), cmocka_unit_test(products_of_extremes),
-        cmocka_unit_test(q4_0_with_huge_scale), cmocka_unit_test(attention), cmocka_unit_test(gathered_attention)};
+        cmocka_unit_test(q8_cells), cmocka_unit_test(packing_is_exact), cmocka_unit_test(products),
+        cmocka_unit_test(products_of_extremes), cmocka_unit_test(q4_0_with_huge_scale), cmocka_unit_test(attention),
+        cmocka_unit_test(gathered_attention)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,7 +79,6 @@ struct kvf_backend { /* an implementation's own part follows it */
 /* On error nothing is left; err names file, option or device and the reason. */
 kvf_status kvf_backend_open_cpu(const kvf_backend_options *options, kvf_backend **out, kvf_error *err);
 
-const char *kvf_kv_type_name(kvf_kv_type type); /* as engine.kv_type spells it */
 /* K and V of one layer of one block. */
 uint64_t kvf_kv_page_bytes(const kvf_model_spec *spec, kvf_kv_type type);
 /* KVF_ERR_INVALID with a message where fewer than two blocks fit. */

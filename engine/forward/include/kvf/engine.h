@@ -21,8 +21,11 @@ typedef enum {
     KVF_PRECISION_FAST,
     KVF_PRECISION_EXACT
 } kvf_precision; /* 8-bit activations per 32 values / f32 activations */
-/* FP8: e4m3 codes with a scale for each head of each position; only devices compute with them. */
-typedef enum { KVF_KV_F16, KVF_KV_F32, KVF_KV_FP8 } kvf_kv_type;
+/* Q8: codes with a scale for each 32 (KVF_CELL_Q8); only the CPU. FP8: e4m3 codes with a scale for each head of each
+ * position; only devices. */
+typedef enum { KVF_KV_F16, KVF_KV_F32, KVF_KV_FP8, KVF_KV_Q8 } kvf_kv_type;
+const char *kvf_kv_type_name(kvf_kv_type type); /* as engine.kv_type spells it: "f16" */
+bool kvf_kv_type_find(const char *name, kvf_kv_type *out);
 
 typedef struct kvf_model kvf_model;
 typedef struct {
