@@ -69,6 +69,6 @@ for trace in "$traces"/{azure-2023-code.csv,azure-2023-conv.csv,mooncake-convers
     }
     END {
       never = median("never"); always = median("always"); better = never > always ? never : always
-      if (better > 0) printf "  split/colocated %.2f; auto/better %.2f\n", never > 0 ? always / never : 0, median("auto") / better
+      if (better > 0) printf("  split/colocated %.2f; auto/better %.2f\n", (never > 0 ? always / never : 0), median("auto") / better)
     }' "$tmp/$(basename "$trace")"
 done
