@@ -9,6 +9,7 @@ PACKAGES_BUILD=(gcc cmake ninja-build pkg-config libgrpc-dev libprotobuf-c-dev p
   libssl-dev)
 PACKAGES_MODEL=(python3 python3-pip ca-certificates)
 PACKAGES_FUZZ=(clang llvm libclang-rt-dev)
+PACKAGES_ARM=(gcc-aarch64-linux-gnu qemu-user-static)
 
 MODEL=models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53

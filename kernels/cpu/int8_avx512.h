@@ -99,8 +99,7 @@ LANES_INLINE void q_tile(kvf_pack_kind kind, const int ROWS, const int PANELS, c
     UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) acc[t][p] = v16_zero();
     for (uint32_t g = 0; g < w->groups; g++, codes += bytes, scales += bytes, q += KVF_GROUP, scale++) {
         if (ahead) UNROLL
-        for (uint32_t line = 0; line < bytes; line += 64)
-            _mm_prefetch((const char *)(codes + ahead + line), _MM_HINT_T1);
+        for (uint32_t line = 0; line < bytes; line += 64) lanes_prefetch(codes + ahead + line);
         if (kind == KVF_PACK_Q8G) {
             q_bytes(kind, ROWS, PANELS, codes, scales, scales_step, 0, 4, q, q_stride, scale, x->groups, acc);
             q_bytes(kind, ROWS, PANELS, codes, scales + 64, scales_step, 4, 8, q, q_stride, scale, x->groups, acc);

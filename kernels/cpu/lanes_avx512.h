@@ -11,6 +11,7 @@ enum { F_ROWS = 8, F_PANELS = 2, SCORE_ROWS = 8, SCORE_PAGES = 2, VALUE_ROWS = 6
 typedef __m512 v16;
 typedef __m512i i16x32; /* sixteen 32-bit integers */
 
+LANES_INLINE void lanes_prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 LANES_INLINE v16 v16_zero(void) { return _mm512_setzero_ps(); }
 LANES_INLINE v16 v16_set1(float f) { return _mm512_set1_ps(f); }
 LANES_INLINE v16 v16_load(const float *p) { return _mm512_loadu_ps(p); }

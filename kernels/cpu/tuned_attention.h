@@ -105,9 +105,8 @@ LANES_INLINE void prefetch_pages(kvf_cell cell, const kvf_attention *a, uint32_t
         uint32_t next = position + KVF_ATTENTION_KEYS;
         const uint8_t *keys = next < end ? cells_of(cell, a, next, false) : NULL;
         const uint8_t *values = position < end ? cells_of(cell, a, position, true) : NULL;
-        for (size_t line = 0; keys && line < bytes; line += 64) _mm_prefetch((const char *)(keys + line), _MM_HINT_T1);
-        for (size_t line = 0; values && line < bytes; line += 64)
-            _mm_prefetch((const char *)(values + line), _MM_HINT_T1);
+        for (size_t line = 0; keys && line < bytes; line += 64) lanes_prefetch(keys + line);
+        for (size_t line = 0; values && line < bytes; line += 64) lanes_prefetch(values + line);
     }
 }
 

@@ -27,6 +27,16 @@ static void features(bool *avx2, bool *avx512, bool *vnni) {
     *avx512 = *avx2 && (b7 & wanted) == wanted && (saved_state() & 0xe0) == 0xe0;
     *vnni = *avx512 && (c7 & 1u << 11);
 }
+#elif defined(KVF_KERNELS_ARM)
+#include <sys/auxv.h>
+
+/* Bits of the kernel's report for 64-bit Arm; named here because a C library's header may be older than they. */
+static void features(bool *neon, bool *dotprod, bool *i8mm) {
+    unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
+    *neon = first & 1ul << 1;
+    *dotprod = *neon && (first & 1ul << 20);
+    *i8mm = *dotprod && (second & 1ul << 13);
+}
 #endif
 
 size_t kvf_kernels_list(const kvf_kernel_ops *list[KVF_KERNELS_MAX]) {
@@ -37,6 +47,12 @@ size_t kvf_kernels_list(const kvf_kernel_ops *list[KVF_KERNELS_MAX]) {
     if (vnni) list[count++] = &kvf_kernels_avx512_vnni;
     if (avx512) list[count++] = &kvf_kernels_avx512;
     if (avx2) list[count++] = &kvf_kernels_avx2;
+#elif defined(KVF_KERNELS_ARM)
+    bool neon, dotprod, i8mm;
+    features(&neon, &dotprod, &i8mm);
+    if (i8mm) list[count++] = &kvf_kernels_neon_i8mm;
+    if (dotprod) list[count++] = &kvf_kernels_neon_dotprod;
+    if (neon) list[count++] = &kvf_kernels_neon;
 #endif
     list[count++] = &kvf_kernels_ref;
     return count;

@@ -8,6 +8,10 @@ extern const kvf_kernel_ops kvf_kernels_ref;
 extern const kvf_kernel_ops kvf_kernels_avx2;
 extern const kvf_kernel_ops kvf_kernels_avx512;
 extern const kvf_kernel_ops kvf_kernels_avx512_vnni;
+#elif defined(KVF_KERNELS_ARM)
+extern const kvf_kernel_ops kvf_kernels_neon;
+extern const kvf_kernel_ops kvf_kernels_neon_dotprod;
+extern const kvf_kernel_ops kvf_kernels_neon_i8mm;
 #endif
 
 /* Where the codes (or values) and the scales of one panel lie inside a group of its pair. */

@@ -42,7 +42,7 @@ static const kvf_config_key keys[] = {
         "position): devices only"),
     CHOICE("engine.weights", ENUM, "auto", "auto fp8", "weights",
         "what a device keeps matrices of layers in; auto: f16; fp8: e4m3, scaled by output (the CPU: as in the file)"),
-    CHOICE("engine.kernels", ENUM, "auto", "auto ref avx2 avx512 avx512-vnni", "kernels",
+    CHOICE("engine.kernels", ENUM, "auto", "auto ref avx2 avx512 avx512-vnni neon neon-dotprod neon-i8mm", "kernels",
         "kernel family; auto: the best that this machine has"),
     CHOICE("engine.backend", ENUM, "cpu", "cpu cuda auto", "backend",
         "what computes: the processor, a CUDA device, or auto: a device where one can be used"),

@@ -1,0 +1,16 @@
+# Cross build for 64-bit Arm with Debian's compiler, run by qemu-user (scripts/test-arm). KVF_SYSROOT: a folder that holds the
+# libraries of the target.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES KVF_SYSROOT)
+set(CMAKE_SYSROOT ${KVF_SYSROOT})
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+set(ENV{PKG_CONFIG_LIBDIR} ${KVF_SYSROOT}/usr/lib/aarch64-linux-gnu/pkgconfig:${KVF_SYSROOT}/usr/share/pkgconfig)
+set(ENV{PKG_CONFIG_SYSROOT_DIR} ${KVF_SYSROOT})
+find_program(KVF_QEMU NAMES qemu-aarch64-static qemu-aarch64)
+if(KVF_QEMU)
+  set(CMAKE_CROSSCOMPILING_EMULATOR ${KVF_QEMU} -L ${KVF_SYSROOT})
+endif()

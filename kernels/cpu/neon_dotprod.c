@@ -1,0 +1,21 @@
+/* Advanced SIMD with dot products (Armv8.2 and later): four products of signed bytes summed into 32 bits. */
+#include "lanes_neon.h"
+#define KVF_SCORE_ROWS 4
+#include "tuned.h"
+#include "tuned_attention.h"
+
+#define DOT4(acc, codes, x) vdotq_s32((acc), (codes), (x))
+#include "int8_neon.h"
+
+const kvf_kernel_ops kvf_kernels_neon_dotprod = {
+    .name = "neon-dotprod",
+    .rms_norm = rms_norm,
+    .quantise = quantise,
+    .matmul_q = matmul_q,
+    .matmul_f = matmul_f,
+    .add = add,
+    .rope = rope,
+    .swiglu = swiglu,
+    .store_cells = store_cells,
+    .attention = attention,
+};
