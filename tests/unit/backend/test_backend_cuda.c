@@ -256,8 +256,8 @@ static void failing_products_are_named(void **state) {
 /* The device breaks, and a product is the first to notice, in numbers of its own. */
 static void a_device_that_breaks_in_a_product_is_told(void **state) {
     kvf_backend *b = open_small();
-    uint32_t token = 1, block = 1;
-    kvf_engine_run r = {.tokens = &token, .count = 1, .blocks = &block, .logit_rows = 1};
+    uint32_t tokens[] = {1, 2}, block = 1; /* a prompt: no capture, which a broken device never gives back */
+    kvf_engine_run r = {.tokens = tokens, .count = 2, .blocks = &block, .logit_rows = 1};
     kvf_backend_step s = {.runs = &r, .runs_count = 1};
     fake_cuda_fault("cublasLtMatmul", 3, FAKE_STICKY, KVF_CUDA_ILLEGAL_ADDRESS);
     assert_int_equal(b->ops->run_step(b, &s), KVF_ERR_INTERNAL);
