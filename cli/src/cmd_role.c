@@ -98,6 +98,8 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->shm = has_transport(c, "shm");
     w->cuda_ipc = has_transport(c, "cuda_ipc");
     w->nccl = has_transport(c, "nccl");
+    w->comms_max = kvf_config_u32(c, "transfer.communicators_max");
+    w->comm_idle_ns = kvf_config_u64(c, "transfer.communicator_idle");
     w->chunk_tokens = kvf_config_u32(c, "prefill.chunk_tokens");
     w->chunk_tokens_mixed = KVF_MIN(kvf_config_u32(c, "decode.prefill_chunk_tokens"), w->chunk_tokens);
     w->sequences_max = kvf_config_u32(c, "decode.sequences_max");

@@ -299,6 +299,12 @@ void kvf_rx_on_dropped(kvf_rx *rx, kvf_time_ns now, const kvf_landing *landing) 
     rx_landing_over(rx, landing, false);
 }
 
+bool kvf_rx_uses(const kvf_rx *rx, kvf_link_id link) {
+    for (uint32_t i = 0; i < rx->config.grants_max; i++)
+        if (rx->grants[i].state == RX_OPEN && rx->grants[i].link == link) return true;
+    return false;
+}
+
 void kvf_rx_on_link_down(kvf_rx *rx, kvf_time_ns now, kvf_link_id link) {
     (void)now;
     for (uint32_t i = 0; i < rx->config.grants_max; i++) {

@@ -69,6 +69,12 @@ bool kvf_tx_waits(const kvf_tx *tx, kvf_link_id link) {
     return tx->sendings_free >= tx->sendings_max || tx_link_moving(tx, link) >= tx->config.inflight_max;
 }
 
+bool kvf_tx_uses(const kvf_tx *tx, kvf_link_id link) {
+    for (uint32_t i = 0; i < tx->active; i++)
+        if (tx_at(tx, i)->link == link) return true;
+    return false;
+}
+
 static bool tx_give_page(kvf_tx *tx, tx_handoff *h, kvf_tx_act *act) {
     if (h->due_count == 0 || tx->sendings_free >= tx->sendings_max) return false;
     if (tx_link_moving(tx, h->link) >= tx->config.inflight_max) return false;

@@ -12,6 +12,7 @@ static uint32_t slot_of(const ep_lane *l, const ep_batch *b) { return (uint32_t)
 
 static void start(ep_lane *l, ep_batch *b, batch_state state, lane_work work) {
     b->state = state;
+    l->used_ns = kvf_os_now_ns();
     lane_slot(l->work, slot_of(l, b))->count = b->count;
     lane_start(l->work, slot_of(l, b), work);
 }

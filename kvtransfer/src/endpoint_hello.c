@@ -13,7 +13,7 @@ void ep_say_hello(ep_link *link) {
     f.hello.epoch = e->options.epoch;
     f.hello.peer_epoch = link->peer_epoch;
     f.hello.generation = link->generation;
-    f.hello.lanes = ep_lanes_offered(link);
+    f.hello.lanes = link->lanes_offered = ep_lanes_offered(link);
     f.hello.identity = e->identity;
     link->state = LINK_HELLO_SENT;
     ep_put_frame(link, &f);
@@ -139,7 +139,7 @@ void ep_welcome(ep_link *link, const kvf_frame *f) {
     }
     memcpy(link->nonce, f->welcome.nonce, sizeof link->nonce);
     uint32_t chosen = f->welcome.lanes;
-    if (chosen & (chosen - 1) || chosen & ~ep_lanes_offered(link)) {
+    if (chosen & (chosen - 1) || chosen & ~link->lanes_offered) {
         ep_fail(link, KVF_ERR_FORMAT, "%s chose a lane that was not offered", link->peer);
         return;
     }

@@ -42,6 +42,7 @@ typedef struct {
     uint32_t busy;
     bool near; /* the peer is of this host */
     bool stalled; /* a page waits in the stream for a free slot */
+    uint32_t lanes_offered; /* in HELLO */
     ep_lane *lane; /* NULL: pages lie in memory of this process */
 } ep_link;
 
@@ -92,7 +93,7 @@ struct ep_lane {
     uint32_t seq; /* of the batch that is filled, or comes next */
     uint32_t said; /* outgoing: of the next batch that is told of */
     bool asked_room;
-    kvf_time_ns filling_ns;
+    kvf_time_ns filling_ns, used_ns;
     ep_batch batches[LANE_SLOTS_MAX];
 };
 
@@ -147,7 +148,8 @@ bool ep_hears_tls(ep_link *link);
 kvf_status ep_lanes_open(kvf_endpoint *e, kvf_error *err);
 void ep_lanes_close(kvf_endpoint *e);
 void ep_lanes_tick(kvf_endpoint *e, kvf_time_ns now);
-uint32_t ep_lanes_offered(const ep_link *link); /* for HELLO */
+/* For HELLO, and of them for WELCOME. An idle communicator may be closed for the new one, by callbacks. */
+uint32_t ep_lanes_offered(const ep_link *link);
 kvf_lane_kind ep_lane_choose(const ep_link *link, uint32_t offered);
 void ep_lane_make(ep_link *link, kvf_lane_kind kind); /* the link is up, or has failed, when the lane is there */
 void ep_lane_heard(ep_link *link, const kvf_frame *f); /* LANE */

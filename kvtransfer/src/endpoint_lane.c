@@ -22,10 +22,60 @@
 #define SLOT_BYTES_DEFAULT (8ull << 20)
 #define POSTS_DEFAULT 4u
 #define SETUP_DEFAULT_NS (10 * KVF_NS_PER_S)
+#define COMMS_DEFAULT 64u
+#define IDLE_DEFAULT_NS (300 * KVF_NS_PER_S)
 #define STALL_DEFAULT_NS (4 * KVF_NS_PER_S)
 #define LINGER_NS KVF_NS_PER_S /* that a batch which is not full waits for more, whatever the core says */
 static const char *const component = "transfer";
 static const char *const kind_names[] = {"stream", "cuda_ipc", "nccl"};
+
+static void say(ep_link *link, kvf_lane_step step, const void *bytes, size_t len_bytes) {
+    const ep_lane *l = link->lane;
+    kvf_frame f = {.kind = KVF_FRAME_LANE,
+        .lane = {.step = step, .slots = l->slots, .slot_pages = l->slot_pages, .bytes = {bytes, len_bytes}}};
+    ep_put_frame(link, &f);
+}
+
+/* ---------------------------------------------------------------- idle communicators */
+static bool is_idle(const ep_lane *l) {
+    const kvf_endpoint_callbacks *cb = &l->endpoint->options.callbacks;
+    if (l->kind != KVF_LANE_NCCL || !l->link || l->link->state != LINK_UP) return false;
+    for (uint32_t i = 0; i < l->slots; i++)
+        if (l->batches[i].state != BATCH_FREE || l->batches[i].say_free) return false;
+    return !cb->uses || !cb->uses(cb->self, l->link_id);
+}
+
+/* Giving a communicator's memory back waits for the whole device: not while a transfer of another pair may wait for its
+ * peer. */
+static bool may_free(const kvf_endpoint *e) { return e->sends_posted == 0 && e->recvs_posted == 0; }
+
+/* The link goes with it: to take a lane off a link that both sides use would need an agreement of its own, and whoever
+ * has a hand-off for that peer calls it again, long before the first page is there. */
+static void close_idle(ep_lane *l) {
+    ep_link *link = l->link;
+    unsigned long long ms = (kvf_os_now_ns() - l->used_ns) / KVF_NS_PER_MS;
+    ep_enter(link);
+    if (ep_room_for(link, KVF_FRAME_BYTES_MAX)) {
+        say(link, KVF_LANE_NOT, "idle", 4);
+        link->conn->ops->flush(link->conn);
+    }
+    ep_fail(link, KVF_ERR_GONE, "communicator closed, nothing has gone over it for %llu ms", ms);
+    ep_leave(link);
+}
+
+/* Whether there may be one communicator more. */
+static bool comm_room(kvf_endpoint *e) {
+    uint32_t count = 0;
+    ep_lane *oldest = NULL;
+    for (ep_lane *l = e->lanes; l; l = l->next) {
+        count += l->kind == KVF_LANE_NCCL && l->link;
+        if (is_idle(l) && (!oldest || l->used_ns < oldest->used_ns)) oldest = l;
+    }
+    if (count < e->device.comms_max) return true;
+    if (!oldest || !may_free(e)) return false;
+    close_idle(oldest);
+    return true;
+}
 
 /* ---------------------------------------------------------------- agreeing */
 uint32_t ep_lanes_offered(const ep_link *link) {
@@ -33,7 +83,7 @@ uint32_t ep_lanes_offered(const ep_link *link) {
     if (!e->pool) return 0;
     uint32_t lanes = 0;
     if (e->device.ipc && link->near) lanes |= 1u << KVF_LANE_IPC;
-    if (e->device.nccl) lanes |= 1u << KVF_LANE_NCCL;
+    if (e->device.nccl && comm_room(link->endpoint)) lanes |= 1u << KVF_LANE_NCCL;
     return lanes;
 }
 
@@ -41,15 +91,8 @@ kvf_lane_kind ep_lane_choose(const ep_link *link, uint32_t offered) {
     const kvf_endpoint *e = link->endpoint;
     if (!e->pool) return KVF_LANE_STREAM;
     if (e->device.ipc && offered & 1u << KVF_LANE_IPC) return KVF_LANE_IPC;
-    if (e->device.nccl && offered & 1u << KVF_LANE_NCCL) return KVF_LANE_NCCL;
+    if (e->device.nccl && offered & 1u << KVF_LANE_NCCL && comm_room(link->endpoint)) return KVF_LANE_NCCL;
     return KVF_LANE_STREAM;
-}
-
-static void say(ep_link *link, kvf_lane_step step, const void *bytes, size_t len_bytes) {
-    const ep_lane *l = link->lane;
-    kvf_frame f = {.kind = KVF_FRAME_LANE,
-        .lane = {.step = step, .slots = l->slots, .slot_pages = l->slot_pages, .bytes = {bytes, len_bytes}}};
-    ep_put_frame(link, &f);
 }
 
 static ep_lane *lane_of(ep_link *link, kvf_lane_kind kind) {
@@ -94,6 +137,7 @@ void ep_lane_make(ep_link *link, kvf_lane_kind kind) {
 static void lane_up(ep_link *link) {
     ep_lane *l = link->lane;
     l->phase = LANE_UP;
+    l->used_ns = kvf_os_now_ns();
     if (l->kind != KVF_LANE_STREAM) link->transport = kind_names[l->kind];
     ep_link_up(link);
     if (link->state != LINK_UP) return;
@@ -156,7 +200,7 @@ void ep_lane_heard(ep_link *link, const kvf_frame *f) {
     if (f->lane.step == KVF_LANE_NOT) {
         snprintf(why, sizeof why, "%.*s", (int)f->lane.bytes.len_bytes, (const char *)f->lane.bytes.data);
         if (link->state == LINK_UP)
-            ep_fail(link, KVF_ERR_UNSUPPORTED, "%s gave its lane up: %s", link->peer, why);
+            ep_fail(link, KVF_ERR_GONE, "%s gave its lane up: %s", link->peer, why);
         else if (l->kind != KVF_LANE_STREAM)
             fall_back(link, why);
         return;
@@ -290,6 +334,9 @@ static void watch_lane(kvf_endpoint *e, ep_lane *l, kvf_time_ns now) {
     } else if (link && l->outgoing && l->batches[l->seq % l->slots].state == BATCH_FILLING &&
                now - l->filling_ns >= LINGER_NS) {
         ep_lane_push(l);
+    } else if (link && l->outgoing && now - l->used_ns >= e->device.idle_ns && now > l->used_ns && is_idle(l) &&
+               may_free(e)) {
+        close_idle(l);
     } else if (!link && !l->closed && age >= KVF_MIN(e->device.stall_ns, KVF_NS_PER_S)) {
         lane_rescue(l->work);
         if (age < e->device.stall_ns || l->lost_told) return;
@@ -327,6 +374,8 @@ kvf_status ep_lanes_open(kvf_endpoint *e, kvf_error *err) {
     if (!d->slots) d->slots = SLOTS_DEFAULT;
     if (!d->slot_bytes) d->slot_bytes = SLOT_BYTES_DEFAULT;
     if (!d->posts_max) d->posts_max = POSTS_DEFAULT;
+    if (!d->comms_max) d->comms_max = COMMS_DEFAULT;
+    if (!d->idle_ns) d->idle_ns = IDLE_DEFAULT_NS;
     if (!d->setup_ns) d->setup_ns = SETUP_DEFAULT_NS;
     if (!d->stall_ns) d->stall_ns = STALL_DEFAULT_NS;
     if (d->slots < 2 || d->slots > LANE_SLOTS_MAX)

@@ -132,6 +132,10 @@ static const kvf_config_key keys[] = {
     KEY("transfer.heartbeat", DURATION, "500ms", 10 * MS, 60 * S, NULL,
         "interval of signs of life on a page connection"),
     KEY("transfer.peer_timeout", DURATION, "3s", 50 * MS, 600 * S, NULL, "silence after which a peer is lost"),
+    KEY("transfer.communicator_idle", DURATION, "5m", S, 30 * 24 * 3600 * S, NULL,
+        "after which an NCCL communicator that carries nothing is closed; the next hand-off makes another"),
+    KEY("transfer.communicators_max", U32, "64", 1, 1000, NULL,
+        "NCCL communicators of a node; beyond it the longest idle is closed, else pages go over the stream"),
 
     CHOICE("log.level", ENUM, "info", "error warn info debug", "log-level", "what is logged to stderr"),
 

@@ -35,6 +35,7 @@ typedef struct {
     void (*on_dropped)(void *self, kvf_link_id link, const kvf_landing *landing);
     void (*on_page_sent)(void *self, uint64_t token, bool ok, uint32_t crc);
     bool (*waits)(void *self, kvf_link_id link);
+    bool (*uses)(void *self, kvf_link_id link); /* a link that must not be closed as idle. NULL: none */
     void (*on_device_lost)(void *self, const char *text);
 } kvf_endpoint_callbacks;
 

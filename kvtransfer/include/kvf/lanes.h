@@ -35,6 +35,10 @@ typedef struct {
     uint32_t slots; /* of a link, 2 to 8; 0: 4 */
     uint64_t slot_bytes; /* rounded up to whole pages; 0: 8 MiB */
     uint32_t posts_max; /* sends, and receives, of NCCL under way at once in this process; 0: 4 */
+    uint32_t comms_max; /* communicators of this process: for one more the longest idle is closed, with its link; where
+                         * none is idle pages go over the stream. 0: 64 */
+    kvf_time_ns idle_ns; /* after which the caller closes a communicator that carries nothing, with its link; the next
+                          * hand-off calls again. 0: 5 min */
     kvf_time_ns setup_ns; /* to make a lane; 0: 10 s. Then the stream has to do */
     kvf_time_ns stall_ns; /* that one piece of device work may take; 0: 4 s. Then its link ends */
 } kvf_page_device;

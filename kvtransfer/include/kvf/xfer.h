@@ -85,6 +85,7 @@ kvf_status kvf_rx_on_frame(
 /* The grants of the link are not over: their ttl runs on, and an OPEN with proof on another link takes them up again.
  */
 void kvf_rx_on_link_down(kvf_rx *rx, kvf_time_ns now, kvf_link_id link);
+bool kvf_rx_uses(const kvf_rx *rx, kvf_link_id link); /* a grant is open on it */
 void kvf_rx_on_time(kvf_rx *rx, kvf_time_ns now);
 kvf_time_ns kvf_rx_deadline(const kvf_rx *rx);
 
@@ -190,6 +191,7 @@ uint32_t kvf_tx_active(const kvf_tx *tx);
 /* Whether hand-offs of this link can only go on when pages handed out already are reported sent: no more pages of
  * theirs will come. A transport that gathers pages moves what it holds then. */
 bool kvf_tx_waits(const kvf_tx *tx, kvf_link_id link);
+bool kvf_tx_uses(const kvf_tx *tx, kvf_link_id link); /* a hand-off goes over it */
 
 /* Checks of both halves for the audit: every grant's and hand-off's counts, uses and pins. */
 kvf_status kvf_rx_audit(const kvf_rx *rx, kvf_error *err);

@@ -397,6 +397,9 @@ void kvf_node_on_dropped(kvf_node *n, kvf_time_ns now, const kvf_landing *landin
 }
 
 bool kvf_node_link_waits(const kvf_node *n, kvf_link_id link) { return kvf_tx_waits(n->tx, link); }
+bool kvf_node_link_used(const kvf_node *n, kvf_link_id link) {
+    return kvf_tx_uses(n->tx, link) || kvf_rx_uses(n->rx, link);
+}
 
 void kvf_node_on_page_sent(kvf_node *n, kvf_time_ns now, uint64_t token, bool ok, uint32_t crc) {
     n->now = now;

@@ -22,8 +22,10 @@ static void on_link_up(void *self, kvf_link_id link, const char *peer, uint64_t 
 
 static void on_link_down(void *self, kvf_link_id link, const char *peer, kvf_status reason, const char *text) {
     kvf_worker *w = self;
-    kvf_log(KVF_LOG_WARN, "link", "link %u to %s is down: %s: %s (frames of it dropped: %" PRIu64 ")", link, peer,
-        kvf_status_text(reason), text, drops_link_down(&w->drops, link));
+    bool idle = reason == KVF_ERR_GONE; /* closed because nothing went over it */
+    kvf_log(idle ? KVF_LOG_INFO : KVF_LOG_WARN, "link",
+        "link %u to %s is down: %s: %s (frames of it dropped: %" PRIu64 ")", link, peer, kvf_status_text(reason), text,
+        drops_link_down(&w->drops, link));
     kvf_node_on_link_down(w->core, kvf_os_now_ns(), link, peer, reason, text);
     pump_soon(w);
 }
@@ -87,6 +89,8 @@ static void on_page_sent(void *self, uint64_t token, bool ok, uint32_t crc) {
 
 static bool link_waits(void *self, kvf_link_id link) { return kvf_node_link_waits(((kvf_worker *)self)->core, link); }
 
+static bool link_used(void *self, kvf_link_id link) { return kvf_node_link_used(((kvf_worker *)self)->core, link); }
+
 static void on_device_lost(void *self, const char *text) { worker_device_lost(self, text); }
 
 static void on_room(void *self, kvf_link_id link) {
@@ -109,6 +113,8 @@ static void describe_device(kvf_worker *w) {
     w->device = (kvf_page_device){.cuda = kvf_cuda_backend_api(w->backend),
         .ipc = w->options.cuda_ipc,
         .device = kvf_cuda_backend_device(w->backend),
+        .comms_max = w->options.comms_max,
+        .idle_ns = w->options.comm_idle_ns,
         .pack = pack,
         .unpack = unpack,
         .self = w->backend};
@@ -146,6 +152,7 @@ kvf_status links_create(kvf_worker *w, const kvf_identity *identity, kvf_error *
             .on_dropped = on_dropped,
             .on_page_sent = on_page_sent,
             .waits = link_waits,
+            .uses = link_used,
             .on_device_lost = on_device_lost}};
     return kvf_endpoint_create(&eo, &w->endpoint, err);
 }

@@ -37,6 +37,7 @@ static void on_room(void *self, kvf_link_id link) {}
 static const kvf_identity counting_model = {.wire_version = 1, .page_bytes = 64, .numerics = "f", .kv_type = "f16"};
 
 static inline kvf_endpoint_callbacks counting(node *n) {
-    return (kvf_endpoint_callbacks){n, on_up, on_down, on_frame, on_page, on_landed, on_room, NULL, NULL, NULL, NULL};
+    return (kvf_endpoint_callbacks){
+        n, on_up, on_down, on_frame, on_page, on_landed, on_room, NULL, NULL, NULL, NULL, NULL};
 }
 #endif

@@ -20,6 +20,7 @@ typedef struct {
     uint8_t *pages; /* [layer][block][page_bytes] */
     uint32_t blocks, layers, page_bytes;
     kvf_link_id link; /* KVF_LINK_NONE: down */
+    kvf_link_id incoming; /* the last one that came up */
     uint8_t nonces[256][16]; /* by slot of the link */
     void (*on_rx)(void *self, const kvf_rx_act *act); /* COMMITTED, LOST */
     void (*on_tx_end)(void *self, const kvf_tx_act *act);
@@ -29,6 +30,7 @@ typedef struct {
     kvf_status reason; /* of the last one */
     test_device *device; /* NULL: pages in memory of the host */
     char lost[256]; /* on_device_lost */
+    bool hides_use; /* of its links: "uses" says no */
     char transport[16]; /* of the last link that we made */
 } handoff_node;
 
@@ -70,6 +72,7 @@ static inline void handoff_on_up(void *self, kvf_link_id link, const char *peer,
     (void)peer;
     (void)epoch;
     memcpy(n->nonces[link & 0xff], nonce, 16);
+    if (!outgoing) n->incoming = link;
     if (!outgoing) return;
     n->link = link;
     snprintf(n->transport, sizeof n->transport, "%s", transport);
@@ -123,6 +126,10 @@ static inline void handoff_on_page_sent(void *self, uint64_t token, bool ok, uin
 static inline bool handoff_waits(void *self, kvf_link_id link) {
     return kvf_tx_waits(((handoff_node *)self)->tx, link);
 }
+static inline bool handoff_uses(void *self, kvf_link_id link) {
+    const handoff_node *n = self;
+    return !n->hides_use && (kvf_tx_uses(n->tx, link) || kvf_rx_uses(n->rx, link));
+}
 static inline void handoff_on_device_lost(void *self, const char *text) {
     handoff_node *n = self;
     snprintf(n->lost, sizeof n->lost, "%s", text);
@@ -171,7 +178,7 @@ static inline kvf_status handoff_open(handoff_node *n, const kvf_endpoint_option
     }
 #endif
     o.callbacks = (kvf_endpoint_callbacks){n, handoff_on_up, handoff_on_down, handoff_on_frame, handoff_on_page,
-        handoff_on_landed, handoff_on_room, handoff_on_dropped, handoff_on_page_sent, handoff_waits,
+        handoff_on_landed, handoff_on_room, handoff_on_dropped, handoff_on_page_sent, handoff_waits, handoff_uses,
         handoff_on_device_lost};
     return kvf_endpoint_create(&o, &n->e, err);
 }

@@ -24,15 +24,16 @@ static const uint8_t secret[16] = {4, 2};
 typedef struct {
     struct event_base *base;
     const char *kind; /* "cuda_ipc", "nccl", "shm", "tcp" */
-    uint32_t slots;
+    uint32_t slots, comms_max;
+    kvf_time_ns idle_ns;
     char names[2][8];
     handoff_node p, d;
     test_device devices[2];
     kvf_tx_id tx;
     uint64_t grant, serial;
     kvf_block_id source[BLOCKS], landed[BLOCKS];
-    uint32_t landed_count, bad;
-    bool ended, committed, lost;
+    uint32_t landed_count, bad, downs_at_end;
+    bool ended, committed, lost, patient;
     kvf_status result;
 } pair;
 
@@ -59,6 +60,7 @@ static void on_rx(void *self, const kvf_rx_act *a) {
 static void on_tx_end(void *self, const kvf_tx_act *a) {
     pair *t = self;
     t->ended = true;
+    t->downs_at_end = t->p.downs;
     t->result = a->result;
     for (uint32_t b = BLOCKS; b-- > 0;) kvf_kv_unpin(t->p.kv, t->source[b]);
 }
@@ -79,9 +81,11 @@ static test_device *device_of(pair *t, int side) {
     test_device *d = &t->devices[side];
     test_device_open(d, is(t, "cuda_ipc"), is(t, "nccl"));
     d->pages.slots = t->slots;
+    d->pages.comms_max = t->comms_max;
+    d->pages.idle_ns = t->idle_ns;
     d->pages.slot_bytes = SLOT_PAGES * PAGE_BYTES;
-    d->pages.stall_ns = 200 * KVF_NS_PER_MS;
-    d->pages.setup_ns = 400 * KVF_NS_PER_MS;
+    d->pages.stall_ns = (t->patient ? 10000 : 200) * KVF_NS_PER_MS;
+    d->pages.setup_ns = (t->patient ? 20000 : 400) * KVF_NS_PER_MS;
     return d;
 }
 static void node_open(pair *t, int side, uint64_t epoch, kvf_time_ns relink_ns) {
@@ -96,23 +100,27 @@ static void node_open(pair *t, int side, uint64_t epoch, kvf_time_ns relink_ns) 
         fail_msg("%s", err.message);
     assert_int_equal(kvf_endpoint_pages_held(n->e), t->slots * SLOT_PAGES);
 }
-static void pair_open_slots(pair *t, const char *kind, struct event_base *base, int index, uint32_t slots) {
-    *t = (pair){.base = base, .kind = kind, .slots = slots};
+static void pair_open_as(pair *t, int index) {
     snprintf(t->names[0], sizeof t->names[0], "p%d", index);
     snprintf(t->names[1], sizeof t->names[1], "d%d", index);
     node_open(t, 0, 11, 30 * KVF_NS_PER_S);
     node_open(t, 1, 22, 0);
 }
+static void pair_open_slots(pair *t, const char *kind, struct event_base *base, int index, uint32_t slots) {
+    *t = (pair){.base = base, .kind = kind, .slots = slots};
+    pair_open_as(t, index);
+}
 static void pair_open(pair *t, const char *kind, struct event_base *base, int index) {
     pair_open_slots(t, kind, base, index, SLOTS);
 }
-static void pair_dial(pair *t) {
+static void dial(pair *from, pair *to) {
     kvf_link_id link;
-    bool near = is(t, "cuda_ipc") || is(t, "shm");
-    assert_int_equal(kvf_endpoint_connect(t->p.e, t->names[1], 22, kvf_endpoint_address(t->d.e),
-                         near ? kvf_endpoint_local_address(t->d.e) : "", kvf_os_host_id(), &link),
+    bool near = is(to, "cuda_ipc") || is(to, "shm");
+    assert_int_equal(kvf_endpoint_connect(from->p.e, to->names[1], 22, kvf_endpoint_address(to->d.e),
+                         near ? kvf_endpoint_local_address(to->d.e) : "", kvf_os_host_id(), &link),
         KVF_OK);
 }
+static void pair_dial(pair *t) { dial(t, t); }
 static void pair_link(pair *t) {
     pair_dial(t);
     LOOP_UNTIL(t->base, t->p.link != KVF_LINK_NONE);
@@ -151,16 +159,17 @@ static void send_from(pair *t) {
     }
     kvf_tx_set_link(t->p.tx, kvf_os_now_ns(), t->tx, t->p.link, t->p.nonces[t->p.link & 0xff]);
 }
-/* Layer by layer, a few blocks at a time, with turns of the loop between them. */
-static void compute(pair *t) {
-    for (uint32_t l = 0; l < LAYERS; l++) {
-        for (uint32_t b = 0; b < BLOCKS; b++) fill(handoff_page(&t->p, t->source[b], l), t->serial, b, l);
-        for (uint32_t b = 0; b < BLOCKS; b += 4) {
-            kvf_tx_pages_ready(t->p.tx, t->tx, b, 4, l);
-            handoff_pump(&t->p);
-            loop_rounds(t->base, 2);
-        }
+/* A few blocks at a time, with turns of the loop between them. */
+static void compute_layer(pair *t, uint32_t l) {
+    for (uint32_t b = 0; b < BLOCKS; b++) fill(handoff_page(&t->p, t->source[b], l), t->serial, b, l);
+    for (uint32_t b = 0; b < BLOCKS; b += 4) {
+        kvf_tx_pages_ready(t->p.tx, t->tx, b, 4, l);
+        handoff_pump(&t->p);
+        loop_rounds(t->base, 2);
     }
+}
+static void compute(pair *t) {
+    for (uint32_t l = 0; l < LAYERS; l++) compute_layer(t, l);
     kvf_tx_finish(t->p.tx, kvf_os_now_ns(), t->tx, (kvf_span){"first", 5});
     handoff_pump(&t->p);
 }
@@ -227,6 +236,135 @@ static void a_handoff_takes_few_transfers_however_its_layers_come(void **state) 
         pair_close(&t);
         event_base_free(base);
     }
+}
+
+/* ---------------------------------------------------------------- idle communicators */
+static uint32_t comms(void) {
+    fake_cuda_counts c;
+    fake_cuda_count(&c);
+    return c.comms;
+}
+static void an_idle_communicator_is_closed_and_made_again(void **state) {
+    struct event_base *base = event_base_new();
+    pair t = {.base = base, .kind = "nccl", .slots = SLOTS, .patient = true, .idle_ns = 150 * KVF_NS_PER_MS};
+    pair_open_as(&t, 1);
+    for (uint32_t n = 1; n <= 3; n++) {
+        pair_link(&t);
+        assert_string_equal(t.p.transport, "nccl");
+        assert_int_equal(comms(), 2);
+        ship_begin(&t);
+        ship_end(&t);
+        LOOP_UNTIL(base, t.p.link == KVF_LINK_NONE && t.d.downs == n && comms() == 0);
+        assert_int_equal(t.p.downs, n);
+        assert_int_equal(t.p.reason, KVF_ERR_GONE);
+        assert_int_equal(t.d.reason, KVF_ERR_GONE);
+        assert_string_equal(t.p.lost, "");
+        assert_string_equal(t.d.lost, "");
+    }
+    pair_close(&t);
+    event_base_free(base);
+}
+static void a_handoff_that_computes_keeps_its_communicator(void **state) {
+    struct event_base *base = event_base_new();
+    pair t = {.base = base, .kind = "nccl", .slots = SLOTS, .patient = true, .idle_ns = 50 * KVF_NS_PER_MS};
+    pair_open_as(&t, 1);
+    pair_link(&t);
+    offer(&t);
+    send_from(&t);
+    handoff_pump(&t.p);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        kvf_time_ns until = kvf_os_now_ns() + 150 * KVF_NS_PER_MS; /* of computing */
+        LOOP_UNTIL(base, kvf_os_now_ns() > until);
+        compute_layer(&t, l);
+    }
+    kvf_tx_finish(t.p.tx, kvf_os_now_ns(), t.tx, (kvf_span){"first", 5});
+    handoff_pump(&t.p);
+    ship_end(&t);
+    assert_int_equal(t.downs_at_end, 0);
+    pair_close(&t);
+    event_base_free(base);
+}
+static void link_to(pair *from, pair *to) {
+    dial(from, to);
+    LOOP_UNTIL(to->base, from->p.link != KVF_LINK_NONE);
+}
+/* Three callers of one node that may have two communicators. */
+static void the_longest_idle_goes_when_there_are_too_many(void **state) {
+    struct event_base *base = event_base_new();
+    pair t[3];
+    for (int i = 0; i < 3; i++) {
+        t[i] = (pair){.base = base, .kind = "nccl", .slots = SLOTS, .patient = true, .comms_max = i == 0 ? 2 : 0};
+        pair_open_as(&t[i], i + 1);
+    }
+    pair_link(&t[0]);
+    link_to(&t[1], &t[0]);
+    assert_string_equal(t[1].p.transport, "nccl");
+    ship_begin(&t[0]); /* the second one is idle for longer from now on */
+    ship_end(&t[0]);
+    link_to(&t[2], &t[0]);
+    assert_string_equal(t[2].p.transport, "nccl");
+    LOOP_UNTIL(base, t[1].p.link == KVF_LINK_NONE);
+    assert_int_equal(t[1].p.reason, KVF_ERR_GONE);
+    assert_int_equal(t[0].p.downs, 0);
+    for (int i = 2; i >= 0; i--) pair_close(&t[i]);
+    event_base_free(base);
+}
+static void where_none_is_idle_pages_go_over_the_stream(void **state) {
+    struct event_base *base = event_base_new();
+    pair a = {.base = base, .kind = "nccl", .slots = SLOTS, .patient = true, .comms_max = 1};
+    pair b = {.base = base, .kind = "nccl", .slots = SLOTS, .patient = true};
+    pair_open_as(&a, 1);
+    pair_open_as(&b, 2);
+    pair_link(&a);
+    offer(&a);
+    send_from(&a);
+    handoff_pump(&a.p);
+    LOOP_UNTIL(base, kvf_rx_uses(a.d.rx, a.d.incoming));
+    link_to(&b, &a);
+    assert_string_equal(b.p.transport, "tcp");
+    assert_int_equal(a.p.downs, 0);
+    compute(&a);
+    ship_end(&a);
+    kvf_endpoint_close(b.p.e, b.p.link);
+    b.p.link = KVF_LINK_NONE;
+    link_to(&b, &a);
+    assert_string_equal(b.p.transport, "nccl");
+    LOOP_UNTIL(base, a.p.link == KVF_LINK_NONE);
+    pair_close(&b);
+    pair_close(&a);
+    event_base_free(base);
+}
+/* The receiver closes what it takes for idle, while the sender is about to post: at every layer. */
+static void a_peer_that_closes_as_the_other_posts_costs_a_link_and_no_more(void **state) {
+    uint32_t cuts = 0;
+    for (uint32_t at = 0; at < 2 * LAYERS; at++) {
+        struct event_base *base = event_base_new();
+        pair a = {.base = base, .kind = "nccl", .slots = SLOTS, .patient = true, .comms_max = 1};
+        pair b = {.base = base, .kind = "nccl", .slots = SLOTS, .patient = true};
+        pair_open_as(&a, 1);
+        pair_open_as(&b, 2);
+        a.d.hides_use = true;
+        pair_link(&a);
+        offer(&a);
+        send_from(&a);
+        for (uint32_t l = 0; l < LAYERS; l++) {
+            if (at / 2 == l) dial(&b, &a);
+            if (at / 2 == l && at % 2) LOOP_UNTIL(base, b.p.link != KVF_LINK_NONE || b.p.downs);
+            compute_layer(&a, l);
+        }
+        kvf_tx_finish(a.p.tx, kvf_os_now_ns(), a.tx, (kvf_span){"first", 5});
+        handoff_pump(&a.p);
+        LOOP_UNTIL(base, a.ended || a.p.link == KVF_LINK_NONE);
+        cuts += !a.ended;
+        if (!a.ended) ship_again(&a);
+        ship_end(&a);
+        assert_string_equal(a.p.lost, "");
+        assert_string_equal(a.d.lost, "");
+        pair_close(&b);
+        pair_close(&a);
+        event_base_free(base);
+    }
+    assert_true(cuts > 0);
 }
 
 /* ---------------------------------------------------------------- lanes that cannot be made */
@@ -641,6 +779,11 @@ int main(int argc, char **argv) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, clean, clean_end)
     const struct CMUnitTest tests[] = {
         TEST(a_handoff_takes_few_transfers_however_its_layers_come),
+        TEST(an_idle_communicator_is_closed_and_made_again),
+        TEST(a_handoff_that_computes_keeps_its_communicator),
+        TEST(the_longest_idle_goes_when_there_are_too_many),
+        TEST(where_none_is_idle_pages_go_over_the_stream),
+        TEST(a_peer_that_closes_as_the_other_posts_costs_a_link_and_no_more),
         TEST(a_lane_that_cannot_be_made_leaves_the_stream),
         TEST(without_staging_there_is_no_link),
         TEST(errors_in_the_middle_end_the_link_and_the_next_one_goes_on),

@@ -73,6 +73,7 @@ void kvf_node_on_landed(kvf_node *n, kvf_time_ns now, const kvf_landing *landing
 /* In place of landed: the payload never came, its link is gone. */
 void kvf_node_on_dropped(kvf_node *n, kvf_time_ns now, const kvf_landing *landing);
 bool kvf_node_link_waits(const kvf_node *n, kvf_link_id link); /* kvf_tx_waits */
+bool kvf_node_link_used(const kvf_node *n, kvf_link_id link); /* by a hand-off or a grant */
 void kvf_node_on_page_sent(kvf_node *n, kvf_time_ns now, uint64_t token, bool ok, uint32_t crc);
 
 /* ---- engine */

@@ -33,6 +33,8 @@ typedef struct {
     kvf_tls_store *tls; /* kept; of control and page connections; NULL: plain. Unix sockets and shm are always plain */
     bool shm;
     bool cuda_ipc, nccl; /* for pages in device memory, beside shm and TCP */
+    uint32_t comms_max; /* communicators of NCCL */
+    kvf_time_ns comm_idle_ns; /* after which one is closed */
     bool allow_unequal_numerics;
     uint32_t chunk_tokens, chunk_tokens_mixed, sequences_max, requests_max, queue_max, expected_output;
     kvf_time_ns grant_ttl_ns, hold_ttl_ns, router_grace_ns, queue_ttl_ns, heartbeat_ns, peer_timeout_ns,
