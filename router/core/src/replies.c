@@ -200,10 +200,13 @@ static void on_started(kvf_router *r, rt_seq *s) {
 static void on_already_started(kvf_router *r, rt_seq *s, const kvf_nmsg *msg) {
     rt_leg *l = &s->l;
     if (!rt_answers_reserve(l) || msg->already_started.attempt >= l->attempt) return;
-    l->old_attempt = msg->already_started.attempt;
     const rt_request *q = rt_request_at(r, s);
+    bool scores_lost = l->old_attempt != msg->already_started.attempt && q->prompt_logprobs &&
+                       q->prompt_logprobs_next < q->prompt_count;
+    l->old_attempt = msg->already_started.attempt;
     const rt_seq *first = rt_seq_choice(r, q, l->choice_base);
-    if (!first->ended && !MUTANT(11) && msg->already_started.position > q->prompt_count + first->output_count) {
+    bool tokens_lost = msg->already_started.position > q->prompt_count + first->output_count;
+    if (!first->ended && !MUTANT(11) && (tokens_lost || scores_lost)) {
         /* Its tokens came while it was not followed, and are gone: begin again from what we have. */
         rt_leg_failed(r, s,
             &(rt_failure){.blame = RT_NONE, .reason = KVF_ERR_STALE, .stage = "decode", .text = "tokens were lost"});
@@ -305,8 +308,9 @@ static void on_failed(kvf_router *r, rt_seq *s, uint32_t node, const kvf_nmsg *m
     }
     bool link = stage == KVF_STAGE_TRANSFER && l->prefill != RT_NONE;
     if (link) rt_pair_failed(r, l->prefill, l->decode, "a hand-off failed");
+    /* Said at a Hello, and come twice, it may meet what was said again since: then that needs a Cancel. */
     if (from_decode)
-        l->decode_told = false;
+        l->decode_told = msg->failed.reason == KVF_ERR_GONE;
     else
         l->prefill_told = false;
     if (!msg->failed.retryable && !q->finish_waits) {

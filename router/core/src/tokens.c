@@ -137,21 +137,36 @@ static bool token_item(kvf_router *r, const kvf_token_item *item, kvf_router_act
     return says;
 }
 
+/* Scores of a prompt are the same whoever makes them, and under which attempt: a node that has refused one may have
+ * taken it on since, when the message came once more, and what it says then is said once. */
+static rt_seq *scored_leg(kvf_router *r, const kvf_nmsg *m) {
+    rt_seq *s = rt_seq_of(r, m->request);
+    return s && m->attempt <= s->l.attempt ? s : NULL;
+}
+
 static bool prompt_logprobs(kvf_router *r, kvf_router_action *a, bool *stay) {
     const kvf_nmsg *m = r->batch;
-    rt_seq *leg = leg_of(r, r->batch_node, m->request, m->attempt);
+    rt_seq *leg = scored_leg(r, m);
     rt_request *q = leg ? rt_request_at(r, leg) : NULL;
     if (!q || q->closed || !q->prompt_logprobs) {
         r->counters.late++;
         return false;
     }
     uint32_t start = m->prompt_logprobs.start, count = m->prompt_logprobs.count, next = q->prompt_logprobs_next;
+    if (start > next && !leg_of(r, r->batch_node, m->request, m->attempt)) {
+        r->counters.late++;
+        return false;
+    }
     if (count == 0 || start > next || count > q->prompt_count || start > q->prompt_count - count ||
         m->prompt_logprobs.samples.len_bytes % count != 0) {
         r->counters.malformed++;
         return false;
     }
     if (r->batch_node == leg->l.decode && m->attempt == leg->l.attempt) rt_leg_local(r, leg, 0);
+    if (!q->admitted) { /* nobody follows it: on_already_started begins again */
+        r->counters.late++;
+        return false;
+    }
     if (start + count <= next) {
         r->counters.repeated++;
         return false;

@@ -201,6 +201,36 @@ static void logprobs_said_again(void **state) {
     }
 }
 
+/* A Prefill comes twice, and the second time its node, which has refused it, takes it on: its scores count (found by
+ * the simulator: the tokens after them were called a gap). */
+static void logprobs_of_a_node_that_had_refused(void **state) {
+    (void)state;
+    bench b;
+    two_nodes(&b);
+    kvf_router_request in = bench_request(40, 5, KVF_ROUTER_ALWAYS);
+    kvf_request_id id;
+    kvf_refusal why;
+    in.prompt_logprobs = 1;
+    assert_int_equal(bench_try(&b, in, &id, &why), KVF_OK);
+    bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+    bench_granted(&b, D, &reserve.m, 0);
+    bench_refused(&b, P, &reserve.m.reserve, KVF_AGAIN, 50 * KVF_NS_PER_MS);
+    uint8_t samples[39 * 4] = {0};
+    kvf_nmsg m = {.kind = KVF_N_PROMPT_LOGPROBS, .request = reserve.m.reserve.request, .attempt = 1};
+    m.prompt_logprobs.start = 1;
+    m.prompt_logprobs.count = 39;
+    m.prompt_logprobs.samples = (kvf_span){samples, sizeof samples};
+    bench_say(&b, P, &m);
+    assert_int_equal(bench_count(&b, KVF_ROUTER_PROMPT_LOGPROBS), 1);
+    bench_simple(&b, D, &reserve.m.reserve, KVF_N_STARTED);
+    bench_token(&b, D, &reserve.m.reserve, 0, 40, 7, KVF_END_NONE);
+    assert_int_equal(bench_count(&b, KVF_ROUTER_TOKEN), 1);
+    kvf_router_counters c;
+    kvf_router_count(b.r, &c);
+    assert_int_equal(c.gaps, 0);
+    bench_close(&b);
+}
+
 static void prompt_only(void **state) {
     (void)state;
     bench b;
@@ -695,6 +725,26 @@ static void a_grant_that_is_gone(void **state) {
     }
 }
 
+/* Word that a node lacks what it has been sent anew, come twice, meets the grant of what was said again: that is given
+ * back (found by the simulator: it was held as long as the session lived). */
+static void a_grant_that_was_gone_is_given_back(void **state) {
+    (void)state;
+    bench b;
+    two_nodes(&b);
+    bench_submit(&b, 40, 20, KVF_ROUTER_ALWAYS);
+    bench_action reserve = *bench_one(&b, KVF_R_RESERVE);
+    bench_down(&b, P); /* nobody ships: the grant waits */
+    bench_granted(&b, D, &reserve.m, 0);
+    bench_forget(&b);
+    kvf_nmsg m = {.kind = KVF_N_FAILED, .request = reserve.m.reserve.request, .attempt = 1};
+    m.failed.stage = KVF_STAGE_DECODE;
+    m.failed.reason = KVF_ERR_GONE;
+    m.failed.retryable = true;
+    bench_say(&b, D, &m);
+    assert_int_equal(bench_one(&b, KVF_R_CANCEL)->m.cancel.attempt, 1);
+    bench_close(&b);
+}
+
 /* A node may have handed a request back while its session was down; tokens that it says again prove nothing. */
 static void silent_after_reconnect(void **state) {
     (void)state;
@@ -779,13 +829,14 @@ static void choices_split(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(whole_way), cmocka_unit_test(ways_of_travel),
         cmocka_unit_test(first_token_ends_it), cmocka_unit_test(stop_string), cmocka_unit_test(prompt_only),
-        cmocka_unit_test(logprobs_said_again), cmocka_unit_test(wrong_input), cmocka_unit_test(bounded_queue),
-        cmocka_unit_test(order_of_queue), cmocka_unit_test(cancelled), cmocka_unit_test(deadline),
-        cmocka_unit_test(goes_on_with_tokens), cmocka_unit_test(gives_up), cmocka_unit_test(refused_for_good),
-        cmocka_unit_test(refused_for_now), cmocka_unit_test(queued_moves), cmocka_unit_test(handed_back),
-        cmocka_unit_test(link_fails), cmocka_unit_test(already_started), cmocka_unit_test(already_started_too_far),
-        cmocka_unit_test(said_again), cmocka_unit_test(silent_after_reconnect),
-        cmocka_unit_test(prefill_lost_with_its_session), cmocka_unit_test(a_grant_that_is_gone),
+        cmocka_unit_test(logprobs_said_again), cmocka_unit_test(logprobs_of_a_node_that_had_refused),
+        cmocka_unit_test(wrong_input), cmocka_unit_test(bounded_queue), cmocka_unit_test(order_of_queue),
+        cmocka_unit_test(cancelled), cmocka_unit_test(deadline), cmocka_unit_test(goes_on_with_tokens),
+        cmocka_unit_test(gives_up), cmocka_unit_test(refused_for_good), cmocka_unit_test(refused_for_now),
+        cmocka_unit_test(queued_moves), cmocka_unit_test(handed_back), cmocka_unit_test(link_fails),
+        cmocka_unit_test(already_started), cmocka_unit_test(already_started_too_far), cmocka_unit_test(said_again),
+        cmocka_unit_test(silent_after_reconnect), cmocka_unit_test(prefill_lost_with_its_session),
+        cmocka_unit_test(a_grant_that_is_gone), cmocka_unit_test(a_grant_that_was_gone_is_given_back),
         cmocka_unit_test(choices_split)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
