@@ -315,8 +315,23 @@ static bool missing_is_sane(const kvf_work *w, const kvf_ship_to *to) {
     return true;
 }
 
+/* A Prefill that is said again at a Welcome may cross the word that its hand-off has failed, or that word was lost with
+ * the session. */
+static bool failed_before(kvf_node *n, uint32_t session, const kvf_work *w) {
+    const cancel_note *c = node_has_failed(n, w);
+    kvf_nmsg *m = c ? node_msg(n, session, KVF_N_FAILED) : NULL;
+    if (!m) return c != NULL;
+    m->request = w->request;
+    m->attempt = w->attempt;
+    m->failed.stage = (kvf_stage)c->stage;
+    m->failed.reason = (kvf_status)c->failed;
+    m->failed.retryable = true;
+    snprintf(m->failed.text, sizeof m->failed.text, "this attempt has failed here before");
+    return true;
+}
+
 void node_on_prefill(kvf_node *n, uint32_t session, const kvf_work *w, const kvf_ship_to *to) {
-    if (node_was_cancelled(n, w->request, w->attempt)) return;
+    if (node_was_cancelled(n, w->request, w->attempt) || failed_before(n, session, w)) return;
     node_req *old = node_find(n, w->request, LEG_PREFILL);
     if (old && w->attempt <= old->attempt) {
         old->session = session;

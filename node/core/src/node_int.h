@@ -133,10 +133,12 @@ typedef struct {
 typedef struct {
     kvf_request_id id;
     uint32_t attempt; /* 0: all */
+    uint16_t failed; /* status of a prefill leg: the router has been told so; else OK */
+    uint16_t stage;
     kvf_time_ns until;
 } cancel_note;
 
-#define CANCEL_NOTES 1024 /* cancelled, or ended here by themselves */
+#define CANCEL_NOTES 1024 /* cancelled, ended here by themselves, or failed as prefill legs */
 
 struct kvf_node {
     kvf_node_config config;
@@ -231,6 +233,8 @@ void node_seq_add_block(node_seq *s, kvf_block_id id);
 void node_seq_set_block(node_seq *s, uint32_t logical, kvf_block_id id);
 void node_seal(kvf_node *n, node_req *r, node_seq *s); /* seals every block that is full up to `computed` */
 void node_note_cancel(kvf_node *n, kvf_request_id id, uint32_t attempt);
+void node_note_failed(kvf_node *n, const node_req *r, kvf_stage stage, kvf_status reason);
+const cancel_note *node_has_failed(const kvf_node *n, const kvf_work *w); /* as the prefill node of this attempt */
 bool node_was_cancelled(const kvf_node *n, kvf_request_id id, uint32_t attempt);
 
 /* node_admit.c */

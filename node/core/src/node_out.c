@@ -52,6 +52,7 @@ void node_fail(
         snprintf(m->failed.peer, sizeof m->failed.peer, "%s", peer);
         snprintf(m->failed.text, sizeof m->failed.text, "%s", text);
     }
+    if (r->leg == LEG_PREFILL && retryable) node_note_failed(n, r, stage, reason);
     node_release(n, r);
 }
 

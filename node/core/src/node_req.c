@@ -178,10 +178,29 @@ void node_note_cancel(kvf_node *n, kvf_request_id id, uint32_t attempt) {
         (cancel_note){.id = id, .attempt = attempt, .until = n->now + n->config.cancel_memory_ns};
 }
 
+void node_note_failed(kvf_node *n, const node_req *r, kvf_stage stage, kvf_status reason) {
+    n->cancels[n->cancel_next++ % CANCEL_NOTES] = (cancel_note){.id = r->id,
+        .attempt = r->attempt,
+        .until = n->now + n->config.cancel_memory_ns,
+        .failed = (uint16_t)reason,
+        .stage = (uint16_t)stage};
+}
+
+const cancel_note *node_has_failed(const kvf_node *n, const kvf_work *w) {
+    for (uint32_t i = 0; i < CANCEL_NOTES; i++) {
+        const cancel_note *c = &n->cancels[i];
+        if (c->failed != KVF_OK && c->until > n->now && c->attempt == w->attempt &&
+            kvf_request_id_equal(c->id, w->request))
+            return c;
+    }
+    return NULL;
+}
+
 bool node_was_cancelled(const kvf_node *n, kvf_request_id id, uint32_t attempt) {
     for (uint32_t i = 0; i < CANCEL_NOTES; i++) {
         const cancel_note *c = &n->cancels[i];
-        if (c->until > n->now && kvf_request_id_equal(c->id, id) && (c->attempt == 0 || attempt <= c->attempt))
+        if (c->failed == KVF_OK && c->until > n->now && kvf_request_id_equal(c->id, id) &&
+            (c->attempt == 0 || attempt <= c->attempt))
             return true;
     }
     return false;

@@ -259,6 +259,29 @@ static void a_reserve_after_its_end_is_dropped(void **state) {
     rig_fini(&R);
 }
 
+/* A Prefill that is said again at a Welcome crosses the word that its hand-off has failed (found by the simulator). */
+static void a_prefill_that_has_failed_fails_again(void **state) {
+    (void)state;
+    open_rig(64, 64, 0);
+    R.hold_steps = true;
+    kvf_work w = rig_work(1, prompt, 100, 5);
+    rig_ship(&R, &w);
+    rig_entry granted = *rig_last(&R, RIG_D, KVF_N_GRANTED);
+    R.no_calls = true;
+    kvf_node_on_link_down(R.node[RIG_P], R.now, R.links, "d0", KVF_ERR_PEER_LOST, "reset");
+    rig_pump(&R);
+    if (R.step_pending[RIG_P]) rig_run_step(&R, RIG_P);
+    rig_pump(&R);
+    assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED), 1);
+    R.no_calls = false;
+    rig_prefill(&R, &w, &granted);
+    assert_int_equal(rig_count(&R, RIG_P, KVF_N_FAILED), 2);
+    expect_nothing_held(RIG_P);
+    rig_cancel(&R, RIG_D, w.request, 0);
+    rig_check_at_rest(&R);
+    rig_fini(&R);
+}
+
 /* ---- prompt logprobs ---- */
 
 static void come_back(const kvf_work *w, uint32_t node) {
@@ -339,6 +362,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(pd07_a_crowd_before_a_small_pool_all_finish),
         cmocka_unit_test(kv06_two_streams_in_a_pool_for_one_and_a_half),
         cmocka_unit_test(pd01_a_cancel_frees_what_a_dead_peer_held_at_once),
-        cmocka_unit_test(a_reserve_after_its_end_is_dropped), cmocka_unit_test(prompt_logprobs_outlive_their_session)};
+        cmocka_unit_test(a_reserve_after_its_end_is_dropped), cmocka_unit_test(a_prefill_that_has_failed_fails_again),
+        cmocka_unit_test(prompt_logprobs_outlive_their_session)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
