@@ -64,6 +64,52 @@ static void check_holders(sim *s, uint32_t node) {
     }
 }
 
+/* ------------------------------------------------------------------ grants */
+
+static bool router_is_there(const kvf_node *core, uint64_t grant) {
+    for (uint32_t i = 0; i < core->config.requests_max; i++) {
+        const node_req *r = &core->reqs[i];
+        if (r->state == REQ_GRANTED && r->grant == grant) return core->sessions[r->session].up;
+    }
+    return false;
+}
+
+/* A grant goes from link to link in the order in which its sender chose them, and one that nobody has opened yet lasts
+ * as long as its router is there. */
+static void check_grants(sim *s, uint32_t node) {
+    sim_node *n = &s->node[node];
+    const kvf_node *core = n->core;
+    KVF_ASSERT(core->rx->config.grants_max <= SIM_GRANTS_MAX);
+    for (uint32_t i = 0; i < core->rx->config.grants_max; i++) {
+        const rx_grant *g = &core->rx->grants[i];
+        sim_grant *seen = &n->grant[i];
+        bool same = rx_live(g) && g->id == seen->id;
+        if (same && g->turn < seen->turn)
+            sim_fail(s, "node %s: grant %llx goes back to a link that its sender has left", name_of(s, node),
+                (unsigned long long)g->id);
+        kvf_status reason;
+        if (seen->unopened && !same && kvf_rx_buried(core->rx, seen->id, &reason) && reason == KVF_ERR_DEADLINE)
+            sim_fail(s, "node %s: grant %llx expires while its router is there", name_of(s, node),
+                (unsigned long long)seen->id);
+        *seen = rx_live(g) ? (sim_grant){g->id, g->turn, g->state == RX_OFFERED && router_is_there(core, g->id)}
+                           : (sim_grant){0};
+    }
+}
+
+/* A digest covers what one attempt has sent. Pages that the next one keeps have had their own checksums only, so an
+ * altered one is put right when its attempt ends without a commit. */
+static void end_altered(sim *s, uint32_t node) {
+    sim_node *n = &s->node[node];
+    sim_altered *a = &n->altered;
+    kvf_status reason = KVF_ERR_GONE;
+    if (a->grant == 0 || kvf_rx_find_grant(n->core->rx, a->grant)) return;
+    bool committed = kvf_rx_buried(n->core->rx, a->grant, &reason) && reason == KVF_OK;
+    uint32_t index = a->block.index;
+    if (!committed && index != KVF_KV_NO_BLOCK && n->core->kv->blocks[index].generation == a->block.generation)
+        n->pages[index].slot[a->layer][a->slot] ^= a->flipped;
+    a->grant = 0;
+}
+
 /* ------------------------------------------------------------------ pages against the truth */
 
 static uint64_t root_value(const sim *s, uint32_t node, kvf_hash128 root) {
@@ -161,6 +207,8 @@ void check_node(sim *s, uint32_t node) {
     if (!changed && status == KVF_OK) status = kvf_tx_audit(n->core->tx, &err);
     if (status != KVF_OK) sim_fail(s, "node %s: %s", name_of(s, node), err.message);
     check_holders(s, node);
+    check_grants(s, node);
+    end_altered(s, node);
     if (changed) check_new_names(s, node);
     if (++n->checks % ALL_PAGES_EVERY == 0) check_node_pages(s, node);
     s->count.audits++;
@@ -198,6 +246,32 @@ void check_forgotten(sim *s, uint32_t router) {
     }
 }
 
+/* ------------------------------------------------------------------ a session that comes back */
+
+static bool runs_for(const node_req *r, uint64_t epoch) {
+    return r->leg == LEG_RESERVE && (r->state == REQ_COMPUTE || r->state == REQ_DECODE) && !r->ending &&
+           r->id.router_epoch == epoch;
+}
+
+void check_before_hello(sim *s, uint32_t node, uint32_t router) {
+    const kvf_node *core = s->node[node].core;
+    s->followed = 0;
+    KVF_ASSERT(core->config.requests_max <= 64);
+    for (uint32_t i = 0; i < core->config.requests_max; i++) {
+        const node_req *r = &core->reqs[i];
+        if (runs_for(r, s->router[router].epoch) && router_follows(s, router, place_of(node), r->id, r->attempt))
+            s->followed |= 1ull << i;
+    }
+}
+
+void check_after_hello(sim *s, uint32_t node, uint32_t router) {
+    const kvf_node *core = s->node[node].core;
+    for (uint32_t i = 0; i < core->config.requests_max; i++)
+        if ((s->followed >> i & 1) && !runs_for(&core->reqs[i], s->router[router].epoch))
+            sim_fail(s, "node %s gives up request %llu.%u at a Hello, though r%u follows it", name_of(s, node),
+                (unsigned long long)core->reqs[i].id.counter, core->reqs[i].attempt, router);
+}
+
 void count_deaths(sim *s, uint32_t node, bool failed) {
     const kvf_node *core = s->node[node].core;
     uint64_t told = 0;
@@ -210,7 +284,8 @@ void count_deaths(sim *s, uint32_t node, bool failed) {
             if (!s->process[router_process(r)].alive) continue;
             if (!kvf_router_request_of(s->router[r].core, core->reqs[q->req].id, &id, &client)) continue;
             sim_request *hit = &s->request[client];
-            if (!(told >> client & 1)) (*(failed ? &hit->engine_failures : &hit->deaths))++;
+            if (!(told >> client & 1) && failed) hit->engine_failures += hit->fresh;
+            if (!(told >> client & 1) && !failed) hit->deaths++;
             told |= 1ull << client;
         }
     }

@@ -24,6 +24,25 @@ static void check_old_processes(sim *s, uint32_t router) {
     }
 }
 
+bool router_follows(const sim *s, uint32_t router, uint32_t place, kvf_request_id id, uint32_t attempt) {
+    const rt_seq *leg = rt_seq_of(s->router[router].core, id);
+    if (!leg || leg->l.decode != place) return false;
+    return leg->l.old_attempt == attempt || (leg->l.attempt == attempt && leg->l.decode_told);
+}
+
+/* Of an attempt that a router has made and not given up it hears every token: what the node is at lies never before it.
+ * (A Reserve that comes twice may begin one that nobody follows.) */
+void check_answer(sim *s, uint32_t router, uint32_t place, const kvf_nmsg *m) {
+    kvf_router *core = s->router[router].core;
+    const rt_seq *leg = m->kind == KVF_N_ALREADY_STARTED && !s->count.repeated ? rt_seq_of(core, m->request) : NULL;
+    if (!leg || leg->l.decode != place || leg->l.attempt != m->attempt || !rt_answers_reserve(&leg->l)) return;
+    const rt_request *q = rt_request_at(core, leg);
+    const rt_seq *first = rt_seq_choice(core, q, leg->l.choice_base);
+    if (!first->ended && m->already_started.position > q->prompt_count + first->output_count)
+        sim_fail(s, "r%u has lost tokens of request %llu.%u", router, (unsigned long long)m->request.counter,
+            m->already_started.attempt);
+}
+
 void check_router(sim *s, uint32_t router) {
     const kvf_router *core = s->router[router].core;
     rt_check(core);
@@ -36,9 +55,12 @@ void check_router(sim *s, uint32_t router) {
 
 void check_router_at_end(sim *s, uint32_t router) {
     const kvf_router_counters *c = &s->router[router].core->counters;
-    if (!s->harmed && c->retries > c->preempted)
+    /* A session that is back in time has cost nothing, but for words of hand-backs that went with it. */
+    const sim_router *k = &s->router[router];
+    uint64_t unheard = k->hand_backs_said - KVF_MIN(k->hand_backs_said, k->hand_backs_heard);
+    if (!s->harmed && c->nodes_lost == 0 && c->retries > c->preempted + unheard)
         sim_fail(s, "r%u: %llu attempts were lost, %llu of them handed back, though nothing harmful has happened",
-            router, (unsigned long long)c->retries, (unsigned long long)c->preempted);
+            router, (unsigned long long)c->retries, (unsigned long long)(c->preempted + unheard));
     if (c->live || c->waiting || c->waiting_tokens)
         sim_fail(s, "r%u at the end: %u requests live, %u choices and %llu tokens waiting", router, c->live, c->waiting,
             (unsigned long long)c->waiting_tokens);

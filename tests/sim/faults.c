@@ -151,6 +151,14 @@ static void cut_links(sim *s, const plan_fault *f) {
     }
 }
 
+/* To a router a process that it cannot reach for longer than its grace is dead, and so is one that has been replaced:
+ * what its engine was at may be why. */
+static void count_lost(sim *s, const plan_fault *f) {
+    bool away = f->kind == FAULT_freeze || f->kind == FAULT_part_host || f->kind == FAULT_part_session;
+    if (f->kind == FAULT_replace || (away && us(f->for_us) > SIM_RECONNECT_GRACE_NS / 2))
+        count_deaths(s, s->place_node[f->node], false);
+}
+
 static void strike_node(sim *s, const plan_fault *f, uint32_t fault) {
     uint32_t node = s->place_node[f->node];
     sim_node *n = &s->node[node];
@@ -172,6 +180,7 @@ static void strike_node(sim *s, const plan_fault *f, uint32_t fault) {
         break;
     case FAULT_corrupt: n->corrupt_next = (uint32_t)f->arg; break;
     case FAULT_torn: n->torn_next = (uint32_t)f->arg; break;
+    case FAULT_alter: n->alter_next = true; break;
     case FAULT_step_fails: n->step_fails_next = (uint32_t)f->arg; break;
     case FAULT_repeat:
         n->repeat_percent = (uint32_t)f->arg;
@@ -192,9 +201,10 @@ void on_fault(sim *s, uint32_t fault) {
         (uint32_t)f->node, (uint32_t)f->peer, (uint32_t)f->router, (unsigned long long)f->for_us,
         (unsigned long long)f->arg);
     s->count.faults[f->kind]++;
-    s->harmed |=
-        f->kind != FAULT_repeat && f->kind != FAULT_forge && f->kind != FAULT_flush && f->kind != FAULT_undrain;
+    s->harmed |= f->kind != FAULT_repeat && f->kind != FAULT_forge && f->kind != FAULT_flush &&
+                 f->kind != FAULT_undrain && f->kind != FAULT_session_cut;
     s->harms += f->kind != FAULT_repeat && f->kind != FAULT_flush;
+    count_lost(s, f);
     switch (f->kind) {
     case FAULT_router_crash:
     case FAULT_router_freeze:

@@ -113,11 +113,11 @@ static void print_faults(const sim_counts *c) {
         printf("%s %" PRIu64 " %s", comma, c->faults[i], plan_fault_name(i));
         comma = ",";
     }
-    printf("\n        %" PRIu64 " pages corrupted and %" PRIu64 " torn of %" PRIu64 ", %" PRIu64
+    printf("\n        %" PRIu64 " pages corrupted, %" PRIu64 " torn and %" PRIu64 " altered of %" PRIu64 ", %" PRIu64
            " messages repeated, %" PRIu64 " forged, %" PRIu64 " late frames of cut links, %" PRIu64
            " events after a thaw, %" PRIu64 " old processes stopped\n",
-        c->pages_corrupted, c->pages_torn, c->pages_moved, c->repeated, c->forged, c->frames_late, c->thawed_late,
-        c->superseded);
+        c->pages_corrupted, c->pages_torn, c->pages_altered, c->pages_moved, c->repeated, c->forged, c->frames_late,
+        c->thawed_late, c->superseded);
 }
 
 void hunt_report(const hunt_options *o, const hunt_result *r, double wall_s) {

@@ -18,8 +18,7 @@ typedef struct {
     const char *core;
     int *chosen;
     int number;
-    uint32_t
-        quick; /* seeds that are enough in the first range (measured, with room); 0: this simulator cannot see it */
+    uint32_t quick; /* seeds that are enough in the first range, with room; 0: not seen by this simulator */
     const char *what; /* and, for one that is not seen, why */
 } mutant;
 
@@ -32,7 +31,7 @@ static const struct {
     int *chosen, number, *door, opens;
 } doors[] = {{&sim_mutant_kvcache, 3, &sim_mutant_node, 7}, {&sim_mutant_kvcache, 8, &sim_mutant_node, 2},
     {&sim_mutant_router, 1, &sim_mutant_node, 21}, {&sim_mutant_router, 18, &sim_mutant_node, 21},
-    {&sim_mutant_router, 19, &sim_mutant_node, 21}};
+    {&sim_mutant_router, 19, &sim_mutant_node, 21}, {&sim_mutant_node, 21, &sim_mutant_router, 19}};
 
 static void choose(const mutant *m, bool on) {
     *m->chosen = on ? m->number : 0;
@@ -124,6 +123,32 @@ static bool print_line(const mutant *m, const finding *f, uint32_t ranges, uint6
     return found > 0 || m->quick == 0;
 }
 
+static bool is_pair(const mutant *m) {
+    for (size_t i = 0; i < KVF_COUNT_OF(doors); i++)
+        if (doors[i].chosen == m->chosen && doors[i].number == m->number) return true;
+    return false;
+}
+
+/* How many should have been found and were not. */
+static uint32_t print_all(const shared *all, const hunt_options *o, uint32_t ranges, bool quick) {
+    uint32_t missed = 0, found = 0, everywhere = 0, pairs = 0, left_out = 0;
+    for (size_t i = 0; i < KVF_COUNT_OF(mutants); i++) {
+        uint32_t in;
+        if (quick && mutants[i].quick == 0) {
+            left_out++;
+            continue;
+        }
+        missed += !print_line(&mutants[i], all->findings[i], ranges, o->seeds);
+        (void)median(all->findings[i], ranges, &in);
+        found += in > 0;
+        everywhere += in == ranges;
+        pairs += in > 0 && is_pair(&mutants[i]);
+    }
+    printf("%zu mistakes are planted: %u found (%u of them as pairs, %u in each range), %u not found, %u not hunted\n",
+        KVF_COUNT_OF(mutants), found, pairs, everywhere, (uint32_t)KVF_COUNT_OF(mutants) - found - left_out, left_out);
+    return missed;
+}
+
 int mutants_hunt(const hunt_options *o, uint32_t ranges, bool quick) {
     if (quick) ranges = 1;
     if (ranges < 1 || ranges > RANGES_MAX) return 64;
@@ -138,17 +163,12 @@ int mutants_hunt(const hunt_options *o, uint32_t ranges, bool quick) {
         take_tasks(all, o, ranges, quick);
         _exit(0);
     }
-    uint32_t died = 0, hunted = 0, missed = 0;
+    uint32_t died = 0;
     for (uint32_t i = 0; i < o->jobs; i++) {
         int status;
         waitpid(pids[i], &status, 0);
         died += status != 0;
     }
-    for (size_t i = 0; i < KVF_COUNT_OF(mutants); i++) {
-        if (quick && mutants[i].quick == 0) continue;
-        hunted++;
-        missed += !print_line(&mutants[i], all->findings[i], ranges, o->seeds);
-    }
-    printf("%u planted mistakes hunted, %u not found\n", hunted, missed);
+    uint32_t missed = print_all(all, o, ranges, quick);
     return died || missed ? 1 : 0;
 }

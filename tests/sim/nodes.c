@@ -78,6 +78,9 @@ void node_start(sim *s, uint32_t node) {
     memset(n->uses, 0, sizeof n->uses);
     memset(n->verified, 0, sizeof n->verified);
     memset(n->generation, 0, sizeof n->generation);
+    memset(n->grant, 0, sizeof n->grant);
+    n->altered = (sim_altered){0};
+    n->altered_count = 0;
     n->pool_hash = 0;
     n->ended_count = 0;
     KVF_ASSERT(madvise(n->memory, n->memory_bytes, MADV_DONTNEED) == 0); /* fresh zeros, only where it is touched */

@@ -97,7 +97,8 @@ static void make_fault(dice *d, plan_fault *f, const plan_world *w, uint64_t las
         [FAULT_torn] = 3,
         [FAULT_repeat] = 5,
         [FAULT_forge] = 4,
-        [FAULT_step_fails] = 1};
+        [FAULT_step_fails] = 1,
+        [FAULT_alter] = 2};
     uint64_t nodes = w->prefill + w->decode, sum = 0;
     *f = (plan_fault){.kind = character, .nth = 1};
     if (character == FAULT_KINDS) {
@@ -119,7 +120,8 @@ static void make_fault(dice *d, plan_fault *f, const plan_world *w, uint64_t las
         f->nth = between(d, 1, 12);
         if (f->on == TRIGGER_message) f->of = between(d, 2, 5); /* Reserve, Prefill, Cancel, Ack */
         if (f->on == TRIGGER_answer) f->of = between(d, 2, 12); /* Granted .. Preempted */
-        if (f->on == TRIGGER_frame) f->of = between(d, 4, 12); /* OPEN .. RENEW */
+        if (f->on == TRIGGER_said) f->of = between(d, 2, 12);
+        if (f->on == TRIGGER_frame || f->on == TRIGGER_told) f->of = between(d, 4, 12); /* OPEN .. RENEW */
         if (chance(d, 20)) f->of = 0;
     }
 }
@@ -143,6 +145,147 @@ static plan_fault whole_run(dice *d, const plan_world *w, fault_kind kind) {
         .arg = between(d, 10, 60)};
 }
 
+/* Meetings that are rare where everything goes wrong everywhere: some seeds are about one of them. */
+typedef enum {
+    USUAL,
+    HANDED_BACK, /* little room, nodes that drain in turn, sessions that take with them what was said last */
+    SAID_TWICE, /* one place to go, and all that is said there comes again, some of it much later */
+    SICK, /* engines fail a step now and then */
+    LINKS_BREAK, /* right after something has been said on them */
+    REPLACED, /* processes by new ones, while the old ones still answer */
+    CALM /* little room, and nothing goes wrong */
+} situation;
+
+static situation pick(dice *d) {
+    static const uint8_t what[] = {HANDED_BACK, SAID_TWICE, SAID_TWICE, SICK, LINKS_BREAK, LINKS_BREAK, REPLACED, CALM};
+    return chance(d, 50) ? (situation)what[below(d, sizeof what)] : USUAL;
+}
+
+static plan_fault at_node(dice *d, const plan_world *w, fault_kind kind, uint64_t last_us) {
+    uint64_t nodes = w->prefill + w->decode;
+    plan_fault f = {.kind = kind, .nth = 1, .at_us = below(d, last_us), .node = below(d, nodes)};
+    f.peer = (f.node + 1 + below(d, nodes - 1)) % nodes;
+    f.router = below(d, w->routers);
+    return f;
+}
+
+static void add_drains(dice *d, plan *p, uint64_t last_us, bool of_decode) {
+    for (uint32_t i = 0; i < 9; i++) {
+        plan_fault *f = &p->fault[p->faults++], *back = &p->fault[p->faults++];
+        *f = at_node(d, &p->world, FAULT_drain, last_us);
+        if (of_decode) f->node = p->world.prefill + below(d, p->world.decode);
+        f->for_us = 1 + below(d, 3000);
+        *back = *f;
+        back->kind = FAULT_undrain;
+        back->at_us += between(d, 2000, 20000);
+    }
+}
+
+static void add_cuts_after(dice *d, plan *p, uint64_t last_us) {
+    for (uint32_t i = 0; i < 10; i++) {
+        plan_fault *f = &p->fault[p->faults++];
+        *f = at_node(d, &p->world, FAULT_session_cut, last_us);
+        f->on = TRIGGER_said;
+        f->of = chance(d, 70) ? 12 : 11; /* Preempted, Failed */
+        f->node = p->world.prefill + below(d, p->world.decode);
+    }
+}
+
+static void add_breaks(dice *d, plan *p, uint64_t last_us) {
+    static const uint8_t after[] = {4, 4, 7, 8, 8, 8}; /* OPEN, COMMIT, COMMITTED */
+    for (uint32_t i = 0; i < 12; i++) {
+        plan_fault *f = &p->fault[p->faults++];
+        *f = at_node(d, &p->world, FAULT_link_cut, last_us);
+        f->on = TRIGGER_told;
+        f->of = after[below(d, sizeof after)];
+        bool from_prefill = f->of != 8;
+        f->node = from_prefill ? below(d, p->world.prefill) : p->world.prefill + below(d, p->world.decode);
+        f->peer = from_prefill ? p->world.prefill + below(d, p->world.decode) : below(d, p->world.prefill);
+        f->nth = between(d, 1, 3);
+        if (!chance(d, 75) || from_prefill) continue;
+        plan_fault *too = &p->fault[p->faults++]; /* and with it what was said of it */
+        *too = *f;
+        too->kind = FAULT_session_cut;
+    }
+}
+
+static void add_crashes(dice *d, plan *p, uint64_t last_us) {
+    for (uint32_t i = 0; i < 8; i++) {
+        plan_fault *f = &p->fault[p->faults++];
+        *f = at_node(d, &p->world, FAULT_crash, last_us);
+        f->node = p->world.prefill + below(d, p->world.decode);
+        f->on = TRIGGER_page;
+        f->nth = between(d, 1, 12);
+        f->for_us = 1 + below(d, 20000);
+    }
+}
+
+/* The prefill node's account of a hand-off comes long after the tokens. */
+static void add_late_reports(dice *d, plan *p, uint64_t last_us) {
+    for (uint32_t i = 0; i < 8; i++) {
+        plan_fault *f = &p->fault[p->faults++];
+        *f = at_node(d, &p->world, FAULT_session_cut, last_us);
+        f->on = TRIGGER_told;
+        f->of = 7; /* COMMIT */
+        f->node = below(d, p->world.prefill);
+        f->nth = between(d, 1, 3);
+    }
+}
+
+static void add_repeats(dice *d, plan *p) {
+    for (uint32_t i = 0; i < plan_nodes(p); i++)
+        p->fault[p->faults++] =
+            (plan_fault){.kind = FAULT_repeat, .nth = 1, .node = i, .for_us = 10000000, .arg = between(d, 20, 80)};
+}
+
+static void add_replacements(dice *d, plan *p, uint64_t last_us) {
+    for (uint32_t i = 0; i < 6; i++) {
+        plan_fault *f = &p->fault[p->faults++];
+        *f = at_node(d, &p->world, FAULT_replace, last_us);
+        f->at_us += 10; /* later than the first process claims to have started */
+        for (uint32_t k = 0; k < 3; k++) { /* the next session may lead to either */
+            plan_fault *cut = &p->fault[p->faults++];
+            *cut = *f;
+            cut->kind = FAULT_session_cut;
+            cut->at_us += below(d, 60000);
+            cut->router = below(d, p->world.routers);
+        }
+    }
+}
+
+static void make_situation(dice *d, plan *p, situation what, uint64_t last_us) {
+    switch (what) {
+    case HANDED_BACK:
+        if (chance(d, 50))
+            add_drains(d, p, last_us, false);
+        else
+            add_cuts_after(d, p, last_us);
+        break;
+    case SAID_TWICE:
+        add_repeats(d, p);
+        if (p->world.decode == 1)
+            add_late_reports(d, p, last_us);
+        else if (chance(d, 50))
+            add_crashes(d, p, last_us);
+        else
+            add_drains(d, p, last_us, true);
+        if (chance(d, 40)) add_breaks(d, p, last_us);
+        break;
+    case SICK:
+        for (uint32_t i = 0; i < 24; i++) {
+            p->fault[p->faults] = at_node(d, &p->world, FAULT_step_fails, last_us + 60000);
+            p->fault[p->faults++].arg = 1;
+        }
+        break;
+    case LINKS_BREAK:
+        add_breaks(d, p, last_us);
+        if (chance(d, 40)) add_repeats(d, p);
+        break;
+    case REPLACED: add_replacements(d, p, last_us); break;
+    default: break;
+    }
+}
+
 void plan_of_seed(plan *p, uint64_t seed, bool faults) {
     dice d = {.rng = {.seed = seed}};
     *p = (plan){.world = {.seed = seed}};
@@ -154,16 +297,29 @@ void plan_of_seed(plan *p, uint64_t seed, bool faults) {
     w->queue_max = chance(&d, 10) ? between(&d, 2, 8) : 200;
     w->lease_ms = chance(&d, 40) ? 40 : 200;
     w->weak_names = chance(&d, 10);
-    bool tiny = chance(&d, 20), skewed = chance(&d, 50), logprobs = chance(&d, 20);
+    situation what = pick(&d);
+    if (what == SAID_TWICE) *(chance(&d, 60) ? &w->decode : &w->prefill) = 1;
+    bool tight = what == HANDED_BACK || what == CALM || what == SAID_TWICE;
+    bool tiny = chance(&d, tight ? 75 : 20), skewed = chance(&d, 50), logprobs = chance(&d, 20);
     for (uint32_t i = 0; i < plan_nodes(p); i++) make_node(&d, &p->node[i], tiny, skewed);
+    for (uint32_t i = 0; what == LINKS_BREAK && i < w->prefill; i++) /* mostly hand-offs that end with their link */
+        if (chance(&d, 60)) p->node[i].expected = 3 * between(&d, 2, 10);
+    for (uint32_t i = 0; what == SAID_TWICE && i < plan_nodes(p); i++) {
+        if (chance(&d, 50)) p->node[i].queue = 1;
+        if (chance(&d, 50)) p->node[i].requests = between(&d, 3, 6);
+    }
     p->requests = (uint32_t)between(&d, 2, chance(&d, 20) ? PLAN_REQUESTS_MAX : 20);
-    uint64_t pace_us = between(&d, 200, 6000), at_us = 5000;
+    uint64_t pace_us = between(&d, 200, tight ? 2000 : 6000), at_us = 5000;
     for (uint32_t i = 0; i < p->requests; i++) {
         at_us += below(&d, 2 * pace_us) + (chance(&d, 5) ? below(&d, 300000) : 0);
         make_request(&d, &p->request[i], at_us, w, logprobs, i);
     }
     w->heal_us = at_us + between(&d, 100000, chance(&d, 30) ? 1500000 : 300000);
     if (!faults) return;
+    if (what != USUAL) {
+        make_situation(&d, p, what, at_us);
+        return;
+    }
     p->faults = (uint32_t)between(&d, 1, chance(&d, 25) ? 24 : 10);
     /* Some seeds have one kind of trouble only, so that nothing else hides what it does. */
     uint32_t character = chance(&d, 25) ? (uint32_t)below(&d, FAULT_KINDS) : FAULT_KINDS;

@@ -9,7 +9,7 @@
 #define PLAN_NODES_MAX 6
 #define PLAN_ROUTERS_MAX 2
 #define PLAN_REQUESTS_MAX 48
-#define PLAN_FAULTS_MAX 32
+#define PLAN_FAULTS_MAX 64
 #define PLAN_CONTEXT 256
 #define PLAN_VOCAB 500
 #define PLAN_NEVER UINT64_MAX
@@ -59,7 +59,8 @@ typedef struct {
     X(torn) /* staging of the next arg pages is overwritten while it is read */                                        \
     X(repeat) /* for for_us, arg of 100 messages to and from node come twice */                                        \
     X(forge) /* for for_us, arg of 100 frames to node come again on another link, pages with other bytes */            \
-    X(step_fails) /* the next arg steps of node */
+    X(step_fails) /* the next arg steps of node */                                                                     \
+    X(alter) /* the next page that lands on node comes with other bytes and the checksum of those */
 
 typedef enum {
 #define PLAN_FAULT_ENUM(name) FAULT_##name,
@@ -70,7 +71,14 @@ typedef enum {
 
 /* When: at a time, or right after the nth event of a kind on its node from that time on. */
 #define PLAN_TRIGGER_LIST(X)                                                                                           \
-    X(time) X(message) X(answer) X(frame) X(page) X(landed) X(send) X(sent) X(step) X(layer) X(step_done)
+    X(time)                                                                                                            \
+    X(message)                                                                                                         \
+    X(answer)                                                                                                          \
+    X(frame)                                                                                                           \
+    X(page)                                                                                                            \
+    X(landed)                                                                                                          \
+    X(send)                                                                                                            \
+    X(sent) X(step) X(layer) X(step_done) X(said) X(told) /* by the node: a message, a frame that has just left it */
 
 typedef enum {
 #define PLAN_TRIGGER_ENUM(name) TRIGGER_##name,

@@ -121,6 +121,7 @@ static void client_token(sim *s, sim_request *q, const kvf_router_action *a) {
     q->got[c]++;
     q->counted++;
     q->deaths = 0;
+    q->fresh = q->plan->n > 1; /* choices may be attempts of their own */
     client_hears(s, q);
     s->count.tokens++;
     kvf_end end = eos ? KVF_END_EOS : q->got[c] == q->plan->output ? KVF_END_LENGTH : KVF_END_NONE;

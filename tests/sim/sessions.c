@@ -5,8 +5,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#define REPEAT_LATER_US 40000
-
 bool session_blocked(const sim *s, const sim_session *c) { return s->session_blocked[c->router][c->place] > s->now; }
 
 /* Each connection has good and bad hours of its own. */
@@ -34,10 +32,13 @@ static event *send(sim *s, uint32_t index, sim_session *c, bool to_node) {
     return sim_push(s, at, to_node ? EV_TO_NODE : EV_TO_ROUTER, to_node ? c->node : router_process(c->router), index);
 }
 
-/* The same again, behind whatever has been said by then. */
+/* The same again, behind whatever has been said by then: at once, while the work goes on, when a refused one is asked
+ * for again (a node says 100 ms), or later than any node remembers what has been cancelled. */
 static event *send_again(sim *s, uint32_t index, sim_session *c, bool to_node) {
+    static const struct { uint32_t from_us, span_us; } later[] = {{0, 4000}, {0, 40000}, {95000, 15000}, {0, 500000}};
+    uint64_t which = sim_draw(s, 2000 + index, &c->drawn, KVF_COUNT_OF(later));
     kvf_time_ns last = to_node ? c->to_node_last : c->to_router_last;
-    kvf_time_ns at = last + us(1 + sim_draw(s, 2000 + index, &c->drawn, REPEAT_LATER_US));
+    kvf_time_ns at = last + us(1 + later[which].from_us + sim_draw(s, 2000 + index, &c->drawn, later[which].span_us));
     return sim_push(s, at, to_node ? EV_TO_NODE : EV_TO_ROUTER, to_node ? c->node : router_process(c->router), index);
 }
 
@@ -59,6 +60,12 @@ static uint32_t attempt_of(const kvf_rmsg *m) {
     }
 }
 
+static void attempt_begins(sim *s, uint32_t router, kvf_request_id part) {
+    kvf_request_id id;
+    uint64_t client;
+    if (kvf_router_request_of(s->router[router].core, part, &id, &client)) s->request[client].fresh = true;
+}
+
 void session_to_node(sim *s, uint32_t router, uint32_t place, const kvf_rmsg *m) {
     static const char *const names[] = {"?", "Hello", "Reserve", "Prefill", "Cancel", "Ack", "Drain", "Undrain",
         "SetRole", "Flush", "Audit", "Blocks", "Snapshot", "Superseded"};
@@ -69,6 +76,7 @@ void session_to_node(sim *s, uint32_t router, uint32_t place, const kvf_rmsg *m)
     if (m->kind != KVF_R_ACK)
         TRACE(s, "r%u -> %s %s req %" PRIu64 ".%u%s", router, s->node[c->node].config.info.node, names[m->kind],
             id_of(m).counter, attempt_of(m), c->cut ? " (lost)" : "");
+    if (m->kind == KVF_R_RESERVE) attempt_begins(s, router, m->reserve.request);
     if (c->cut) return;
     send(s, index, c, true)->payload = sim_clone_rmsg(m);
     if (m->kind < KVF_R_RESERVE || m->kind > KVF_R_ACK || !repeats(s, index, c)) return;
@@ -126,6 +134,8 @@ void session_to_router(sim *s, uint32_t node, uint32_t slot, const kvf_nmsg *m) 
     if (s->verbose) trace_answer(s, node, c, m);
     check_order(s, node, index, m);
     if (m->kind == KVF_N_STARTED && s->process[node].alive) check_started(s, node, m->request);
+    s->router[c->router].hand_backs_said += m->kind == KVF_N_PREEMPTED;
+    fault_hook(s, TRIGGER_said, m->kind, node);
     if (c->cut) return;
     send(s, index, c, false)->payload = sim_clone_nmsg(m);
     if (may_repeat(m) && repeats(s, index, c)) send_again(s, index, c, false)->payload = sim_clone_nmsg(m);
@@ -221,21 +231,15 @@ static bool give_slot(sim *s, uint32_t index, sim_session *c) {
     return false;
 }
 
-/* Said again at a Welcome, to a node that has just said that it is over: it is taken on again, in vain. */
-static void asked_anew(sim_node *n, const kvf_work *w) {
-    for (uint32_t i = 0; i < KVF_COUNT_OF(n->ended); i++)
-        if (n->ended[i].attempt == w->attempt && kvf_request_id_equal(n->ended[i].request, w->request))
-            n->ended[i].attempt = 0;
-}
-
 void on_to_node(sim *s, const event *e) {
     sim_session *c = &s->session[e->index];
     const kvf_rmsg *m = e->payload;
     if (c->node_down || (c->cut && c->loses[1])) return;
     if ((c->slot == SIM_NONE && (m->kind != KVF_R_HELLO || !give_slot(s, e->index, c)))) return;
     touch(s, c->node);
-    if (m->kind == KVF_R_PREFILL) asked_anew(&s->node[c->node], &m->prefill.work);
+    if (m->kind == KVF_R_HELLO) check_before_hello(s, c->node, c->router);
     kvf_node_on_msg(s->node[c->node].core, sim_clock(s, c->node), c->slot, m);
+    if (m->kind == KVF_R_HELLO) check_after_hello(s, c->node, c->router);
     if (m->kind == KVF_R_FLUSH) check_flushed(s, c->node);
     fault_hook(s, TRIGGER_message, m->kind, c->node);
 }
@@ -245,6 +249,8 @@ void on_to_router(sim *s, const event *e) {
     const kvf_nmsg *m = e->payload;
     if (c->router_down || (c->cut && c->loses[0])) return;
     touch(s, e->who);
+    check_answer(s, c->router, c->place, m);
+    s->router[c->router].hand_backs_heard += m->kind == KVF_N_PREEMPTED;
     kvf_router_on_msg(s->router[c->router].core, sim_clock(s, e->who), c->place, m);
     fault_hook(s, TRIGGER_answer, m->kind, c->node);
 }

@@ -23,6 +23,7 @@
 #define SIM_PAGE_BYTES (KVF_KV_BLOCK_TOKENS * 8)
 #define SIM_BLOCKS_MAX 64
 #define SIM_SLOTS 6 /* sessions of a node */
+#define SIM_GRANTS_MAX 64
 #define SIM_MS ((kvf_time_ns)KVF_NS_PER_MS)
 #define SIM_US ((kvf_time_ns)KVF_NS_PER_US)
 
@@ -112,6 +113,21 @@ typedef struct {
     uint32_t attempt, session;
 } sim_end;
 
+/* What was seen of a grant at the last check. */
+typedef struct {
+    uint64_t id;
+    uint32_t turn;
+    bool unopened; /* and its router's session was up */
+} sim_grant;
+
+/* A page that has landed with other bytes than were sent, and their checksum. */
+typedef struct {
+    uint64_t grant; /* 0: none */
+    kvf_block_id block;
+    uint32_t layer, slot;
+    uint64_t flipped;
+} sim_altered;
+
 typedef struct {
     kvf_node *core;
     void *memory;
@@ -129,7 +145,12 @@ typedef struct {
     uint32_t uses[SIM_BLOCKS_MAX]; /* operations under way on each block */
     sim_end ended[16];
     uint32_t ended_count;
+    sim_grant grant[SIM_GRANTS_MAX];
     uint32_t corrupt_next, torn_next, step_fails_next;
+    bool alter_next;
+    sim_altered altered;
+    uint64_t altered_grants[16]; /* the last ones */
+    uint32_t altered_count;
     uint32_t repeat_percent, forge_percent, lag;
     kvf_time_ns repeat_until, forge_until, lag_until, slow_until;
 } sim_node;
@@ -140,6 +161,7 @@ typedef struct {
     size_t memory_bytes;
     uint32_t session[SIM_PLACES]; /* the last one to each place, or none */
     uint64_t epoch, audits_asked, audits_answered;
+    uint64_t hand_backs_said, hand_backs_heard;
     kvf_time_ns unserved; /* when no node was in reach, last */
 } sim_router;
 
@@ -178,7 +200,8 @@ typedef struct {
     uint32_t counted; /* tokens of all choices that are to be on the account */
     uint32_t logprobs_next;
     uint32_t deaths; /* of nodes in a step that held it, since its last token */
-    uint32_t engine_failures; /* of steps that held it */
+    uint32_t engine_failures; /* of steps that held it, in an attempt that had given no token yet */
+    bool fresh; /* no token has come since the last attempt began */
     uint32_t harms_before;
 } sim_request;
 
@@ -187,7 +210,7 @@ typedef struct {
     uint64_t events, checked_positions, checked_pages, audits;
     uint64_t pages_moved, frames_late, thawed_late;
     uint64_t faults[FAULT_KINDS];
-    uint64_t pages_corrupted, pages_torn, repeated, forged, superseded;
+    uint64_t pages_corrupted, pages_torn, pages_altered, repeated, forged, superseded;
     uint64_t sim_ns;
 } sim_counts;
 
@@ -209,6 +232,7 @@ typedef struct {
     uint32_t fault_left[PLAN_FAULTS_MAX]; /* events until it strikes; 0: struck, or by time */
     sim_request request[PLAN_REQUESTS_MAX];
     uint32_t requests, over;
+    uint64_t followed; /* by check_before_hello: bit per request of the node */
     uint32_t dirty; /* bit per process whose core has heard something */
     bool healed, harmed; /* harmed: something struck that may cost attempts */
     uint32_t harms; /* that have struck */
@@ -316,5 +340,9 @@ void check_flushed(sim *s, uint32_t node);
 void check_forgotten(sim *s, uint32_t router); /* its time is over: no node holds anything of it */
 bool node_sends(const sim *s, uint32_t node); /* a hand-off is open: its link's heartbeat matters */
 void check_router(sim *s, uint32_t router);
+void check_before_hello(sim *s, uint32_t node, uint32_t router);
+void check_after_hello(sim *s, uint32_t node, uint32_t router); /* what ran and is followed still runs */
+bool router_follows(const sim *s, uint32_t router, uint32_t place, kvf_request_id id, uint32_t attempt);
 void check_router_at_end(sim *s, uint32_t router);
+void check_answer(sim *s, uint32_t router, uint32_t place, const kvf_nmsg *m); /* that is about to be heard */
 #endif
