@@ -58,7 +58,7 @@
     {"router", &sim_mutant_router, 11, 2500, "lost tokens of a running attempt waited for"},
     {"router", &sim_mutant_router, 12, 2000, "a hand-back counts as a failure"},
     {"router", &sim_mutant_router, 13, 2500, "the attempt before forgotten at the same node"},
-    {"router", &sim_mutant_router, 14, 2000, "silence after a reconnect not asked about"},
+    {"router", &sim_mutant_router, 14, 3000, "silence after a reconnect not asked about"},
     {"router", &sim_mutant_router, 15, 2000, "an unanswered Reserve not sent again"},
     {"router", &sim_mutant_router, 16, 2000, "new tokens no progress"},
     {"router", &sim_mutant_router, 17, 2000, "one batch too many acknowledged"},
