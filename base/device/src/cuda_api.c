@@ -45,6 +45,8 @@ typedef struct {
     KVF_CUDA_DRIVER_FUNCTIONS(KVF_CUDA_INT_FIELD)
 } driver_table;
 
+enum { OS_REFUSES = 304 }; /* CUDA_ERROR_OPERATING_SYSTEM */
+
 static kvf_status load_driver(const char *wanted, kvf_cuda_api *api, kvf_error *err) {
 #define TABLE driver_table
     static const entry entries[] = {KVF_CUDA_DRIVER_FUNCTIONS(ENTRY)};
@@ -56,7 +58,9 @@ static kvf_status load_driver(const char *wanted, kvf_cuda_api *api, kvf_error *
     if (status != KVF_OK) return status;
     int error = api->driver.init(0);
     if (error == KVF_CUDA_NO_DEVICE) return kvf_fail(err, KVF_ERR_UNSUPPORTED, "no GPU: the driver sees no device");
-    if (error) return kvf_fail(err, KVF_ERR_UNSUPPORTED, "the NVIDIA driver does not start: error %d", error);
+    if (error)
+        return kvf_fail(err, KVF_ERR_UNSUPPORTED, "the NVIDIA driver does not start: error %d%s", error,
+            error == OS_REFUSES ? " (may this process open /dev/nvidia*?)" : "");
     return KVF_OK;
 }
 
@@ -160,9 +164,11 @@ kvf_status kvf_nccl_load(const kvf_cuda_libraries *libraries, kvf_nccl_api *out,
     out->library = library_open(libraries ? libraries->nccl : NULL, nccl_names, "NCCL", err);
     if (!out->library) return KVF_ERR_UNSUPPORTED;
     kvf_status status = library_fill(out->library, out, entries, KVF_COUNT_OF(entries), "NCCL", err);
-    if (status == KVF_OK && (out->version(&out->number) || out->number < KVF_NCCL_MIN))
+    if (status == KVF_OK && (out->version(&out->number) || out->number < KVF_NCCL_MIN)) {
+        int major = out->number < 10000 ? 1000 : 10000; /* until 2.8 a digit less */
         status = kvf_fail(err, KVF_ERR_UNSUPPORTED, "NCCL %d.%d is too old: %d.%d or later is needed",
-            out->number / 10000, out->number / 100 % 100, KVF_NCCL_MIN / 10000, KVF_NCCL_MIN / 100 % 100);
+            out->number / major, out->number % major / 100, KVF_NCCL_MIN / 10000, KVF_NCCL_MIN / 100 % 100);
+    }
     if (status != KVF_OK) kvf_nccl_unload(out);
     return status;
 }

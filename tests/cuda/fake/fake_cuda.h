@@ -50,7 +50,8 @@ FAKE_API uint32_t fake_cuda_hanging(void); /* how many calls and operations hang
 FAKE_API void fake_cuda_reset(void);
 typedef struct {
     uint32_t devices, capability;
-    int driver_number, runtime_number;
+    int driver_number, runtime_number, nccl_number;
+    int init_error; /* of cuInit; 0: it starts */
     uint64_t memory_bytes; /* of a device */
     uint32_t delay_us;
     /* cudaFree and cudaIpcCloseMemHandle wait for no stream: for two nodes in one process, of which one must not wait

@@ -7,6 +7,7 @@ KVF_CUDA_DRIVER_FUNCTIONS(FAKE_API KVF_CUDA_INT_PROTOTYPE)
 int cuInit(unsigned flags) {
     fake_cuda_settings s;
     fake_cuda_get(&s);
+    if (s.init_error) return s.init_error;
     return flags ? KVF_CUDA_INVALID_VALUE : s.devices ? 0 : KVF_CUDA_NO_DEVICE;
 }
 int cuDriverGetVersion(int *version) {

@@ -17,6 +17,7 @@ typedef struct fake_op fake_op;
 struct fake_op {
     fake_op *next;
     const char *kind;
+    uint32_t life; /* of the device, when it was queued */
     void (*run)(void *arg);
     void (*drop)(void *arg);
     void *arg;
@@ -24,6 +25,7 @@ struct fake_op {
 /* Takes arg. Operations of `kind` NULL (events) run even when the device is broken. */
 FAKE_API int fake_queue(
     kvf_cuda_stream stream, const char *kind, void (*run)(void *arg), void (*drop)(void *arg), void *arg);
+uint32_t fake_life(void);
 void fake_wait_device(void); /* for everything queued on every stream */
 
 int fake_device_now(void);

@@ -134,7 +134,9 @@ static void *greet(void *self) {
 int ncclGetVersion(int *version) {
     int fault = fake_enter_nccl(__func__);
     if (fault) return fault;
-    *version = 22809;
+    fake_cuda_settings s;
+    fake_cuda_get(&s);
+    *version = s.nccl_number;
     return 0;
 }
 int ncclGetUniqueId(kvf_nccl_id *out) {

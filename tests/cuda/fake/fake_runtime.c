@@ -21,6 +21,7 @@ static struct {
     rule rules[RULES_MAX];
     uint32_t rules_count;
     int sticky;
+    uint32_t life; /* a broken device that is reset begins another one */
     uint32_t hanging, releases;
     pthread_cond_t released;
 } fake = {.released = PTHREAD_COND_INITIALIZER};
@@ -67,6 +68,7 @@ static void know(void) {
         .capability = (uint32_t)number_of("KVF_FAKE_CUDA_CAPABILITY", 90),
         .driver_number = (int)number_of("KVF_FAKE_CUDA_DRIVER", 13000),
         .runtime_number = (int)number_of("KVF_FAKE_CUDA_RUNTIME", 13000),
+        .nccl_number = (int)number_of("KVF_FAKE_CUDA_NCCL", 22809),
         .memory_bytes = number_of("KVF_FAKE_CUDA_MEMORY", 1ull << 30),
         .delay_us = (uint32_t)number_of("KVF_FAKE_CUDA_DELAY_US", 0),
         .free_at_once = fake.settings.free_at_once};
@@ -91,12 +93,15 @@ void fake_cuda_reset(void) {
     pthread_mutex_lock(&fake_lock);
     fake.known = false;
     fake.rules_count = 0;
+    bool was_broken = fake.sticky != 0;
+    if (was_broken) fake.life++; /* what a broken device had to do is never done */
     fake.sticky = 0;
     fake_counted.copies = fake_counted.kernels = fake_counted.sends = fake_counted.recvs = 0;
     know();
     pthread_mutex_unlock(&fake_lock);
     thread_error = 0;
     fake_cuda_release();
+    if (was_broken) fake_wait_device();
 }
 
 void fake_cuda_count(fake_cuda_counts *out) {
@@ -193,6 +198,12 @@ int fake_enter(const char *function) {
     return fake_answer(error);
 }
 
+uint32_t fake_life(void) {
+    pthread_mutex_lock(&fake_lock);
+    uint32_t life = fake.life;
+    pthread_mutex_unlock(&fake_lock);
+    return life;
+}
 bool fake_begin_operation(const char *kind) {
     pthread_mutex_lock(&fake_lock);
     know();

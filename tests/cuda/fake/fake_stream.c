@@ -59,7 +59,7 @@ static void stream_let_go(kvf_cuda_stream s) {
 
 static void op_run(kvf_cuda_stream s, const fake_op *op, uint32_t delay_us) {
     if (delay_us && op->kind) usleep((useconds_t)(rand_r(&s->random) % delay_us));
-    if (!op->kind || fake_begin_operation(op->kind)) op->run(op->arg);
+    if (!op->kind || (op->life == fake_life() && fake_begin_operation(op->kind))) op->run(op->arg);
 }
 
 static void *stream_main(void *self) {
@@ -230,7 +230,7 @@ int fake_queue(kvf_cuda_stream stream, const char *kind, void (*run)(void *arg),
         if (drop) drop(arg);
         return fake_answer(KVF_CUDA_INVALID_HANDLE);
     }
-    *op = (fake_op){.kind = kind, .run = run, .drop = drop, .arg = arg};
+    *op = (fake_op){.kind = kind, .life = fake_life(), .run = run, .drop = drop, .arg = arg};
     if (s->capture) {
         op_append(&s->capture->graph->end, op);
         if (s != s->capture->origin && s->joined) {

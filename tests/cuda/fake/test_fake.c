@@ -83,6 +83,22 @@ static void each_thing_that_is_missing_is_named(void **state) {
     l.nccl = "libno-such-nccl.so";
     assert_int_equal(kvf_nccl_load(&l, &nccl, &err), KVF_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.message, "no NCCL here"));
+    static const struct {
+        int number;
+        const char *name;
+    } old[] = {{21003, "NCCL 2.10 is too old: 2.18"}, {2708, "NCCL 2.7 is too old: 2.18"}};
+    for (size_t i = 0; i < KVF_COUNT_OF(old); i++) {
+        s = usual;
+        s.nccl_number = old[i].number;
+        fake_cuda_set(&s);
+        assert_int_equal(kvf_nccl_load(&fake_libraries, &nccl, &err), KVF_ERR_UNSUPPORTED);
+        if (!strstr(err.message, old[i].name)) fail_msg("\"%s\" should say \"%s\"", err.message, old[i].name);
+    }
+    s = usual;
+    s.init_error = 304; /* the operating system refuses */
+    fake_cuda_set(&s);
+    refused(&fake_libraries, "the NVIDIA driver does not start: error 304 (may this process open /dev/nvidia*?)");
+    fake_cuda_set(&usual);
 }
 static void devices_are_listed_and_old_ones_refused(void **state) {
     fake_cuda_settings s;

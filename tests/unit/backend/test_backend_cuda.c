@@ -75,6 +75,8 @@ static void what_is_missing_is_named(void **state) {
     says_what_is_missing(
         &(kvf_cuda_backend_options){.libraries = &fakes, .plugin = "/nowhere/x.so"}, "no device code here: /nowhere");
     says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = fakes.driver}, "not one of ours");
+    says_what_is_missing(
+        &(kvf_cuda_backend_options){.libraries = &fakes, .plugin = KVF_OTHER_PLUGIN}, "of another version");
     says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = plugin, .device = 7},
         "engine.devices: no GPU 7 here, there are 0 to 0");
     kvf_backend_options f32 = small;

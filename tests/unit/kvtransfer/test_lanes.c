@@ -26,7 +26,7 @@ typedef struct {
     const char *kind; /* "cuda_ipc", "nccl", "shm", "tcp" */
     uint32_t slots, comms_max;
     kvf_time_ns idle_ns;
-    char names[2][8];
+    char names[2][16];
     handoff_node p, d;
     test_device devices[2];
     kvf_tx_id tx;
