@@ -1528,7 +1528,7 @@ inline on_failed(node) {
     good = (node == rD[r]);
     flag = !(good && ANSWERS(r) && x == WHY_GONE); /* a Reserve that was lost on the way: nobody failed */
     if
-    :: good -> rTold[r] = false
+    :: good -> rTold[r] = (x == WHY_GONE) /* come twice, it may meet what was said again since */
     :: else -> rPtold[r] = false
     fi;
     back = (x == WHY_AGAIN);
