@@ -117,15 +117,4 @@ static void matmul_q(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint3
     }
 }
 
-const kvf_kernel_ops kvf_kernels_avx2 = {
-    .name = "avx2",
-    .rms_norm = rms_norm,
-    .quantise = quantise,
-    .matmul_q = matmul_q,
-    .matmul_f = matmul_f,
-    .add = add,
-    .rope = rope,
-    .swiglu = swiglu,
-    .store_cells = store_cells,
-    .attention = attention,
-};
+const kvf_kernel_ops kvf_kernels_avx2 = KVF_KERNEL_TABLE("avx2");

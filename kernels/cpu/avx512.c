@@ -19,15 +19,4 @@ LANES_INLINE __m512i dot4_signed(__m512i acc, __m512i codes, __m512i x) {
 #define BYTES_START(neg_128) ((void)(neg_128), _mm512_setzero_si512())
 #include "int8_avx512.h"
 
-const kvf_kernel_ops kvf_kernels_avx512 = {
-    .name = "avx512",
-    .rms_norm = rms_norm,
-    .quantise = quantise,
-    .matmul_q = matmul_q,
-    .matmul_f = matmul_f,
-    .add = add,
-    .rope = rope,
-    .swiglu = swiglu,
-    .store_cells = store_cells,
-    .attention = attention,
-};
+const kvf_kernel_ops kvf_kernels_avx512 = KVF_KERNEL_TABLE("avx512");

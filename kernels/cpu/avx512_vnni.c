@@ -12,15 +12,4 @@
 #define BYTES_START(neg_128) _mm512_set1_epi32(neg_128)
 #include "int8_avx512.h"
 
-const kvf_kernel_ops kvf_kernels_avx512_vnni = {
-    .name = "avx512-vnni",
-    .rms_norm = rms_norm,
-    .quantise = quantise,
-    .matmul_q = matmul_q,
-    .matmul_f = matmul_f,
-    .add = add,
-    .rope = rope,
-    .swiglu = swiglu,
-    .store_cells = store_cells,
-    .attention = attention,
-};
+const kvf_kernel_ops kvf_kernels_avx512_vnni = KVF_KERNEL_TABLE("avx512-vnni");

@@ -12,15 +12,4 @@ LANES_INLINE int32x4_t dot4(int32x4_t acc, int8x16_t codes, int8x16_t x) {
 #define DOT4(acc, codes, x) dot4((acc), (codes), (x))
 #include "int8_neon.h"
 
-const kvf_kernel_ops kvf_kernels_neon = {
-    .name = "neon",
-    .rms_norm = rms_norm,
-    .quantise = quantise,
-    .matmul_q = matmul_q,
-    .matmul_f = matmul_f,
-    .add = add,
-    .rope = rope,
-    .swiglu = swiglu,
-    .store_cells = store_cells,
-    .attention = attention,
-};
+const kvf_kernel_ops kvf_kernels_neon = KVF_KERNEL_TABLE("neon");

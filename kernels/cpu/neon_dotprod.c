@@ -7,15 +7,4 @@
 #define DOT4(acc, codes, x) vdotq_s32((acc), (codes), (x))
 #include "int8_neon.h"
 
-const kvf_kernel_ops kvf_kernels_neon_dotprod = {
-    .name = "neon-dotprod",
-    .rms_norm = rms_norm,
-    .quantise = quantise,
-    .matmul_q = matmul_q,
-    .matmul_f = matmul_f,
-    .add = add,
-    .rope = rope,
-    .swiglu = swiglu,
-    .store_cells = store_cells,
-    .attention = attention,
-};
+const kvf_kernel_ops kvf_kernels_neon_dotprod = KVF_KERNEL_TABLE("neon-dotprod");

@@ -9,15 +9,4 @@
 #define KVF_DOT_PAIRS
 #include "int8_neon.h"
 
-const kvf_kernel_ops kvf_kernels_neon_i8mm = {
-    .name = "neon-i8mm",
-    .rms_norm = rms_norm,
-    .quantise = quantise,
-    .matmul_q = matmul_q,
-    .matmul_f = matmul_f,
-    .add = add,
-    .rope = rope,
-    .swiglu = swiglu,
-    .store_cells = store_cells,
-    .attention = attention,
-};
+const kvf_kernel_ops kvf_kernels_neon_i8mm = KVF_KERNEL_TABLE("neon-i8mm");

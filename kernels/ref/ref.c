@@ -291,15 +291,4 @@ static void attention(const kvf_attention *a) {
                 a->out + t * a->out_stride + (size_t)h * a->head_dim, a->scratch);
 }
 
-const kvf_kernel_ops kvf_kernels_ref = {
-    .name = "ref",
-    .rms_norm = rms_norm,
-    .quantise = quantise,
-    .matmul_q = matmul_q,
-    .matmul_f = matmul_f,
-    .add = add,
-    .rope = rope,
-    .swiglu = swiglu,
-    .store_cells = store_cells,
-    .attention = attention,
-};
+const kvf_kernel_ops kvf_kernels_ref = KVF_KERNEL_TABLE("ref");

@@ -3,6 +3,13 @@
 #define KVF_KERNELS_INT_H
 #include "kvf/kernels.h"
 
+/* The table of a source that defines every operation under its own name. */
+#define KVF_KERNEL_TABLE(family)                                                                                       \
+    {                                                                                                                  \
+        .name = (family), .rms_norm = rms_norm, .quantise = quantise, .matmul_q = matmul_q, .matmul_f = matmul_f,      \
+        .add = add, .rope = rope, .swiglu = swiglu, .store_cells = store_cells, .attention = attention                 \
+    }
+
 extern const kvf_kernel_ops kvf_kernels_ref;
 #if defined(KVF_KERNELS_X86)
 extern const kvf_kernel_ops kvf_kernels_avx2;
