@@ -2,10 +2,11 @@
 #include <math.h>
 
 enum { TRIALS_MAX = 64 };
+static const double FACTOR_FIRST = 1.25, FACTOR_MAX = 2;
 
 void kvf_goodput_begin(kvf_goodput *g, double start, double min, double max, double tolerance) {
     KVF_ASSERT(min > 0 && min <= max && tolerance > 0);
-    *g = (kvf_goodput){.min = min, .max = max, .tolerance = tolerance};
+    *g = (kvf_goodput){.min = min, .max = max, .tolerance = tolerance, .factor = FACTOR_FIRST};
     g->next = start < min ? min : start > max ? max : start;
 }
 
@@ -22,15 +23,17 @@ void kvf_goodput_tell(kvf_goodput *g, bool passed) {
     else
         g->failing = g->next;
     g->trials++;
-    if (g->passing > 0 && g->failing > 0) {
+    bool bisects = g->passing > 0 && g->failing > 0;
+    if (bisects) {
         g->over = g->failing <= g->passing * (1 + g->tolerance);
         g->next = sqrt(g->passing * g->failing);
     } else if (passed) {
         g->over = g->next >= g->max;
-        g->next = fmin(g->next * 2, g->max);
+        g->next = fmin(g->next * g->factor, g->max);
     } else {
         g->over = g->next <= g->min;
-        g->next = fmax(g->next / 2, g->min);
+        g->next = fmax(g->next / g->factor, g->min);
     }
+    if (!bisects) g->factor = fmin(g->factor * g->factor, FACTOR_MAX);
     if (g->trials == TRIALS_MAX) g->over = true;
 }

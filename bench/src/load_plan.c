@@ -21,12 +21,17 @@ static uint32_t draw(const kvf_load_options *o, uint64_t stream, uint64_t i, kvf
     return range.min + (uint32_t)KVF_MIN((1 - unit(o, stream, i)) * span, span - 1);
 }
 
-static void plan_poisson(kvf_load_plan *p) {
+static void poisson_times(kvf_load_plan *p) {
     double at_s = 0;
     for (uint32_t i = 0; i < p->count; i++) {
-        kvf_load_request *r = &p->requests[i];
         if (i) at_s += -log(unit(&p->o, STREAM_GAP, i)) / p->o.rate;
-        r->at_ns = (uint64_t)(at_s * (double)KVF_NS_PER_S);
+        p->requests[i].at_ns = (uint64_t)(at_s * (double)KVF_NS_PER_S);
+    }
+}
+
+static void plan_lengths(kvf_load_plan *p) {
+    for (uint32_t i = 0; i < p->count; i++) {
+        kvf_load_request *r = &p->requests[i];
         r->input = draw(&p->o, STREAM_INPUT, i, p->o.input);
         r->output = draw(&p->o, STREAM_OUTPUT, i, p->o.output);
     }
@@ -64,7 +69,7 @@ static void cut(kvf_load_plan *p, kvf_load_request *r) {
 
 static void plan_trace(kvf_load_plan *p) {
     const kvf_load_trace *t = p->o.trace;
-    double stretch = p->o.rate > 0 ? kvf_load_trace_rate(t, p->count) / p->o.rate : 1;
+    double stretch = p->o.rate > 0 && !p->o.poisson ? kvf_load_trace_rate(t, p->count) / p->o.rate : 1;
     choose_scale(p);
     for (uint32_t i = 0; i < p->count; i++) {
         const kvf_load_row *row = &t->rows[i];
@@ -84,14 +89,15 @@ static kvf_status check(const kvf_load_options *o, uint32_t count, kvf_error *er
     if (!(o->scale >= 0) || o->scale > 1e3) return kvf_fail(err, KVF_ERR_INVALID, "scale: %g is not one", o->scale);
     if (count == 0 || count > KVF_LOAD_REQUESTS_MAX)
         return kvf_fail(err, KVF_ERR_INVALID, "requests: from 1 to %d", KVF_LOAD_REQUESTS_MAX);
-    if (o->trace) {
+    if (o->trace && !o->poisson) {
         if (o->rate > 0 && kvf_load_trace_rate(o->trace, count) == 0 && count > 1)
             return kvf_fail(err, KVF_ERR_INVALID,
                 "rate: the first %u rows of the trace come at one moment and cannot be stretched to a rate", count);
         return KVF_OK;
     }
-    if (o->rate == 0) return kvf_fail(err, KVF_ERR_INVALID, "rate: it must be above 0 where there is no trace");
+    if (o->rate == 0) return kvf_fail(err, KVF_ERR_INVALID, "rate: it must be above 0 where times are not a trace's");
     if ((double)count / o->rate > 1e9) return kvf_fail(err, KVF_ERR_INVALID, "rate: %g takes decades", o->rate);
+    if (o->trace) return KVF_OK;
     if (!range_ok(o->input) || !range_ok(o->output))
         return kvf_fail(err, KVF_ERR_INVALID, "lengths: MIN:MAX with 1 <= MIN <= MAX <= %d", KVF_LOAD_TOKENS_MAX);
     if ((uint64_t)o->input.max + o->output.max > o->context)
@@ -111,7 +117,8 @@ kvf_status kvf_load_plan_make(const kvf_load_options *o, kvf_load_plan *out, kvf
     if (o->trace)
         plan_trace(&p);
     else
-        plan_poisson(&p);
+        plan_lengths(&p);
+    if (!o->trace || o->poisson) poisson_times(&p);
     for (uint32_t i = 0; i < p.count; i++) cut(&p, &p.requests[i]);
     *out = p;
     return KVF_OK;

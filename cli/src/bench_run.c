@@ -206,6 +206,11 @@ static uint32_t send_all(run *r, message *m) {
     while (sent < r->o->plan->count && !ended_early(r)) {
         kvf_time_ns now = kvf_os_now_ns();
         show_progress(r, sent, now, false);
+        if (r->o->unloaded && atomic_load(&r->over) < sent) {
+            wait_a_while(r, now + KVF_NS_PER_S, true);
+            continue;
+        }
+        if (r->o->unloaded) r->answers[sent].due_ns = now;
         if (r->answers[sent].due_ns > now)
             wait_a_while(r, r->answers[sent].due_ns, r->o->stop_share > 0);
         else

@@ -13,6 +13,7 @@ typedef struct {
     uint32_t warmup; /* of the plan's first requests: sent, not counted */
     kvf_load_limits limits;
     double stop_share; /* ends at once when fewer than this share of the counted can be inside; 0: goes on */
+    bool unloaded; /* each when the one before is over, whatever the plan's times */
     uint64_t timeout_ms; /* of each request */
     Kvferry__V1__Disaggregate disaggregate;
     const char *model; /* "": the only one */

@@ -22,7 +22,7 @@ typedef struct {
     uint32_t requests, warmup, context, disaggregate;
     double rate, scale, share, tolerance, rate_min, rate_max;
     uint64_t seed, timeout_ns, duration_ns, ttft_ns, tpot_ns;
-    bool find, json;
+    bool find, json, unloaded, poisson;
 } options;
 
 static const options defaults = {.router = KVF_CLI_ROUTER,
@@ -91,12 +91,17 @@ static bool given(const bench *b, const char *name) { return kvf_args_given(b->c
 static int check_combinations(bench *b) {
     const options *o = b->o;
     bool limits = b->limits.ttft_ns || b->limits.tpot_ns;
-    if (!o->trace && !given(b, "rate") && !o->find)
-        return kvf_cmd_usage(b->command, "--rate R (requests per second), --trace FILE or --find-goodput is needed");
+    if (o->unloaded && (o->find || given(b, "rate")))
+        return kvf_cmd_usage(b->command, "--unloaded has no rate: neither --rate nor --find-goodput goes with it");
+    if (!o->trace && !given(b, "rate") && !o->find && !o->unloaded)
+        return kvf_cmd_usage(
+            b->command, "--rate R (requests per second), --trace FILE, --unloaded or --find-goodput is needed");
     if (given(b, "rate") && !(o->rate > 0)) return kvf_cmd_usage(b->command, "--rate must be above 0");
     if (o->trace && (given(b, "input-tokens") || given(b, "output-tokens")))
         return kvf_cmd_usage(b->command, "lengths come from the trace: --scale changes them, not --input-tokens or "
                                          "--output-tokens");
+    if (o->poisson && (!o->trace || (!given(b, "rate") && !o->find)))
+        return kvf_cmd_usage(b->command, "--poisson gives a --trace times of its own, at a --rate");
     if (!o->trace && given(b, "scale")) return kvf_cmd_usage(b->command, "--scale is for a --trace");
     if (given(b, "requests") && given(b, "duration"))
         return kvf_cmd_usage(b->command, "either --requests or --duration");
@@ -109,7 +114,8 @@ static int check_combinations(bench *b) {
 
 static int read_options(bench *b) {
     b->limits = (kvf_load_limits){b->o->ttft_ns, b->o->tpot_ns};
-    b->load = (kvf_load_options){.seed = b->o->seed, .rate = b->o->rate, .scale = b->o->scale};
+    b->load =
+        (kvf_load_options){.seed = b->o->seed, .rate = b->o->rate, .scale = b->o->scale, .poisson = b->o->poisson};
     int status = parse_range(b, "input-tokens", b->o->input, &b->load.input);
     if (status == KVF_EXIT_OK) status = parse_range(b, "output-tokens", b->o->output, &b->load.output);
     for (uint32_t i = 0; i < b->o->slo.count && status == KVF_EXIT_OK; i++) status = parse_slo(b, b->o->slo.text[i]);
@@ -132,8 +138,7 @@ static int read_trace(bench *b) {
     size_t rows = b->o->requests ? (size_t)b->o->requests + b->o->warmup : 0;
     kvf_status status = KVF_ERR_IO;
     if (readable)
-        status = kvf_load_trace_parse(
-            b->o->trace, text.text ? text.text : "", text.len_bytes, rows, &b->trace, &err);
+        status = kvf_load_trace_parse(b->o->trace, text.text ? text.text : "", text.len_bytes, rows, &b->trace, &err);
     else
         kvf_fail(&err, KVF_ERR_IO, "%s: cannot be read, or more than 1 GiB", b->o->trace);
     kvf_buf_fini(&text);
@@ -201,6 +206,7 @@ static int run_plan(bench *b, const char *what) {
         .warmup = b->o->warmup,
         .limits = b->limits,
         .stop_share = b->o->find ? b->o->share / 100 : 0,
+        .unloaded = b->o->unloaded,
         .timeout_ms = kvf_div_up(b->o->timeout_ns, KVF_NS_PER_MS),
         .disaggregate =
             (Kvferry__V1__Disaggregate)(KVFERRY__V1__DISAGGREGATE__DISAGGREGATE_AUTO + (int)b->o->disaggregate),
@@ -356,6 +362,8 @@ static const kvf_arg rows[] = {
         NULL, false},
     {"trace", 0, KVF_ARG_TEXT, "FILE", "replay FILE: Azure (CSV) or Mooncake (JSON lines)", AT(trace), 0, 0, NULL,
         false},
+    {"poisson", 0, KVF_ARG_FLAG, "", "lengths of the trace, but Poisson arrivals at --rate", AT(poisson), 0, 0, NULL,
+        false},
     {"requests", 'n', KVF_ARG_U32, "N", "how many are counted (default 100; of a trace: all)", AT(requests), 1,
         KVF_LOAD_REQUESTS_MAX, NULL, false},
     {"duration", 0, KVF_ARG_DURATION, "TIME", "as many as the rate makes in TIME", AT(duration_ns), 0, 0, NULL, false},
@@ -380,6 +388,10 @@ static const kvf_arg rows[] = {
         "search the highest rate with enough requests inside the limits;\n"
         "starts at --rate (1, or the trace's own)",
         AT(find), 0, 0, NULL, false},
+    {"unloaded", 0, KVF_ARG_FLAG, "",
+        "one request at a time, each sent when the one before is over: what a\n"
+        "lone request sees",
+        AT(unloaded), 0, 0, NULL, false},
     {"share", 0, KVF_ARG_F64, "PERCENT", "how many are enough (default 90)", AT(share), 1, 100, NULL, false},
     {"tolerance", 0, KVF_ARG_F64, "PERCENT",
         "the search ends when the rates that hold and do not are this near "

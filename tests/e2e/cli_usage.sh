@@ -52,6 +52,8 @@ expect 64 "rate R" bench serve
 expect 64 "above 0" bench serve --rate 0
 expect 64 "MIN:MAX" bench serve --rate 1 --input-tokens 9:3
 expect 64 "needs a limit" bench serve --find-goodput
+expect 64 "times of its own" bench serve --poisson --rate 1
+expect 64 "has no rate" bench serve --unloaded --rate 1
 expect 64 "neither ttft" bench serve --rate 1 --slo e2e=1s
 printf "TIMESTAMP,ContextTokens,GeneratedTokens\\n2023-11-16 18:17:03,x,1\\n" >"$tmp/trace"
 expect 1 "trace:2: ContextTokens: " bench serve --trace "$tmp/trace"

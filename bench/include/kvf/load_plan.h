@@ -2,11 +2,11 @@
  *
  * Open loop: a request has its time whatever became of the others.
  *   Poisson  gaps are exponential with mean 1/rate; lengths are drawn evenly from a range
- *   trace    times of the trace, or stretched to a mean of `rate`; lengths times one scale for all rows, so that the
- *            shape of the workload stays. With prefix ids a block of 512 tokens becomes one of block_tokens, a multiple
- *            of 16 (whole KV blocks), and the scale is block_tokens/512 for prompts and outputs alike: equal ids are
- *            equal tokens, others are not.
- * What exceeds the context all the same is cut, prompt first, and counted.
+ *   trace    times of the trace, or stretched to a mean of `rate`, or (`poisson`) gaps as above, for a piece too
+ *            short to have a rate of its own; lengths times one scale for all rows: the shape of the workload stays.
+ * With prefix ids a block of 512 tokens becomes one of block_tokens, a multiple of 16 (whole KV blocks), and the scale
+ * is block_tokens/512 for prompts and outputs alike: equal ids are equal tokens, others are not. What exceeds the
+ * context all the same is cut, prompt first, and counted.
  *
  * Tokens are drawn from the vocabulary; a request without ids shares no prefix with any other of the same `salt`, and
  * plans of different salts share none at all. */
@@ -29,6 +29,7 @@ typedef struct {
     double rate; /* requests per second; 0: the trace's own times */
     uint32_t requests; /* 0: all rows of the trace */
     const kvf_load_trace *trace; /* borrowed as long as the plan; NULL: Poisson */
+    bool poisson; /* with a trace: its lengths, at times of our own; rate > 0 */
     double scale; /* 0: the largest up to 1 at which the longest row fits */
     kvf_load_range input, output; /* Poisson only */
 } kvf_load_options;

@@ -22,8 +22,17 @@ static void finds_any_limit(void **state) {
             kvf_goodput_begin(&g, starts[i], 0.01, 10000, 0.05);
             uint32_t trials = search(&g, limit);
             assert_true(g.passing <= limit && g.failing > limit && g.failing <= g.passing * 1.05);
-            assert_true(trials <= 21 + 6); /* 20 halvings span all rates, five more make 5 % of a factor of two */
+            assert_true(trials <= 22 + 5); /* 21 steps span all rates, five more make 5 % of a factor of two */
         }
+}
+
+static void a_good_guess_is_cheap(void **state) {
+    for (double limit = 0.81; limit < 1.25; limit *= 1.01) {
+        kvf_goodput g;
+        kvf_goodput_begin(&g, 1, 0.01, 10000, 0.05);
+        assert_true(search(&g, limit) <= 2 + 3);
+        assert_true(g.passing <= limit && g.failing > limit && g.failing <= g.passing * 1.05);
+    }
 }
 
 static void beyond_both_ends(void **state) {
@@ -56,7 +65,7 @@ static void noise_ends(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_any_limit), cmocka_unit_test(beyond_both_ends), cmocka_unit_test(noise_ends)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(finds_any_limit), cmocka_unit_test(a_good_guess_is_cheap),
+        cmocka_unit_test(beyond_both_ends), cmocka_unit_test(noise_ends)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

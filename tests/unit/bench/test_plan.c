@@ -107,6 +107,31 @@ static void azure_scaled(void **state) {
     kvf_load_trace_fini(&t);
 }
 
+static void refused(const kvf_load_options *o, const char *word) {
+    kvf_load_plan p;
+    kvf_error err = {0};
+    assert_int_equal(kvf_load_plan_make(o, &p, &err), KVF_ERR_INVALID);
+    if (!strstr(err.message, word)) fail_msg("\"%s\" does not name \"%s\"", err.message, word);
+}
+
+/* Lengths of the trace at the times that the same seed gives without one; a trace of one moment will do. */
+static void azure_at_poisson_times(void **state) {
+    kvf_load_trace t = read_trace("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-01-01 00:00:00,1000,100\n"
+                                  "2023-01-01 00:00:00,200,30\n2023-01-01 00:00:00,1,1\n");
+    kvf_load_options o = {.seed = 3, .vocab = VOCAB, .context = CONTEXT, .trace = &t, .rate = 5}, own = poisson(3, 5);
+    refused(&o, "rate");
+    o.poisson = true;
+    kvf_load_plan p = made(&o), q = made(&own);
+    assert_true(p.count == 3 && p.requests[2].at_ns > 0);
+    for (uint32_t i = 0; i < 3; i++) assert_true(p.requests[i].at_ns == q.requests[i].at_ns);
+    assert_true(p.requests[0].input == 1000 && p.requests[0].output == 100 && p.requests[1].input == 200);
+    o.rate = 0;
+    refused(&o, "rate");
+    kvf_load_plan_fini(&p);
+    kvf_load_plan_fini(&q);
+    kvf_load_trace_fini(&t);
+}
+
 #define LINE(at, in, out, ids)                                                                                         \
     "{\"timestamp\": " #at ", \"input_length\": " #in ", \"output_length\": " #out ", \"hash_ids\": [" ids "]}\n"
 
@@ -153,13 +178,6 @@ static void always_fits(void **state) {
     kvf_load_trace_fini(&t);
 }
 
-static void refused(const kvf_load_options *o, const char *word) {
-    kvf_load_plan p;
-    kvf_error err = {0};
-    assert_int_equal(kvf_load_plan_make(o, &p, &err), KVF_ERR_INVALID);
-    if (!strstr(err.message, word)) fail_msg("\"%s\" does not name \"%s\"", err.message, word);
-}
-
 static void wrong_options(void **state) {
     kvf_load_options o = poisson(10, 0);
     refused(&o, "rate");
@@ -186,7 +204,7 @@ static void wrong_options(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(poisson_gaps), cmocka_unit_test(repeats),
-        cmocka_unit_test(azure_scaled), cmocka_unit_test(mooncake_prefixes), cmocka_unit_test(always_fits),
-        cmocka_unit_test(wrong_options)};
+        cmocka_unit_test(azure_scaled), cmocka_unit_test(azure_at_poisson_times), cmocka_unit_test(mooncake_prefixes),
+        cmocka_unit_test(always_fits), cmocka_unit_test(wrong_options)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
