@@ -123,7 +123,7 @@ static const kvf_config_key keys[] = {
         "tokens booked for an answer of unknown length, until answers were seen"),
     KEY("decode.queue_max_requests", U32, "64", 0, 1u << 20, NULL, "requests that may wait for room on the node"),
     KEY("decode.queue_timeout", DURATION, "30s", 0, 3600 * S, NULL, "how long a request may wait for room on the node"),
-    KEY("decode.prefill_chunk_tokens", U32, "128", 16, 1u << 16, NULL,
+    KEY("decode.prefill_chunk_tokens", U32, "32", 16, 1u << 16, NULL,
         "tokens of a prompt computed between two decode steps"),
 
     KEY("transfer.grant_ttl", DURATION, "10s", 100 * MS, 600 * S, NULL, "life of a grant that is not renewed"),
