@@ -13,10 +13,13 @@ LANES_INLINE __m512i dot4_signed(__m512i acc, __m512i codes, __m512i x) {
     __m512i turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), x);
     return dot4(acc, _mm512_abs_epi8(codes), turned);
 }
+enum { Q_ROWS = 6, Q_AHEAD = 32768 };
+#define Q_PANELS_OF(rows) 2
 #define DOT4_NIBBLES(acc, codes, x) dot4((acc), (codes), (x))
+#define NIBBLES_END(acc) (acc)
+#define LOAD_BYTES(p) i16_flip(i16_load(p))
+#define BYTES_START(neg_128) ((void)(neg_128), i16_zero())
 #define DOT4_BYTES(acc, codes, x) dot4_signed((acc), (codes), (x))
-#define LOAD_BYTES(p) _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8((char)0x80))
-#define BYTES_START(neg_128) ((void)(neg_128), _mm512_setzero_si512())
-#include "int8_avx512.h"
+#include "int8_x86.h"
 
 const kvf_kernel_ops kvf_kernels_avx512 = KVF_KERNEL_TABLE("avx512");

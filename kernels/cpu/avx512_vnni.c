@@ -6,10 +6,13 @@
 #include "tuned.h"
 #include "tuned_attention.h"
 
+enum { Q_ROWS = 6, Q_AHEAD = 32768 };
+#define Q_PANELS_OF(rows) 2
 #define DOT4_NIBBLES(acc, codes, x) _mm512_dpbusd_epi32((acc), (codes), (x))
-#define DOT4_BYTES(acc, codes, x) _mm512_dpbusd_epi32((acc), (codes), (x))
-#define LOAD_BYTES(p) _mm512_loadu_si512(p)
-#define BYTES_START(neg_128) _mm512_set1_epi32(neg_128)
-#include "int8_avx512.h"
+#define NIBBLES_END(acc) (acc)
+#define LOAD_BYTES(p) i16_load(p)
+#define BYTES_START(neg_128) i16_set1(neg_128)
+#define DOT4_BYTES(acc, codes, x) DOT4_NIBBLES(acc, codes, x)
+#include "int8_x86.h"
 
 const kvf_kernel_ops kvf_kernels_avx512_vnni = KVF_KERNEL_TABLE("avx512-vnni");

@@ -142,6 +142,21 @@ LANES_INLINE i16x32 i16_load(const void *p) {
     const __m256i *at = (const __m256i *)p;
     return (i16x32){_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
 }
+LANES_INLINE i16x32 i16_zero(void) { return (i16x32){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+LANES_INLINE i16x32 i16_set1(int32_t i) { return (i16x32){_mm256_set1_epi32(i), _mm256_set1_epi32(i)}; }
+/* Low and high nibbles of bytes; bytes with their highest bit turned. */
+LANES_INLINE i16x32 i16_low(i16x32 bytes) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return (i16x32){_mm256_and_si256(bytes.a, mask), _mm256_and_si256(bytes.b, mask)};
+}
+LANES_INLINE i16x32 i16_high(i16x32 bytes) {
+    return i16_low((i16x32){_mm256_srli_epi16(bytes.a, 4), _mm256_srli_epi16(bytes.b, 4)});
+}
+LANES_INLINE i16x32 i16_flip(i16x32 bytes) {
+    const __m256i top = _mm256_set1_epi8((char)0x80);
+    return (i16x32){_mm256_xor_si256(bytes.a, top), _mm256_xor_si256(bytes.b, top)};
+}
+LANES_INLINE v16 i16_to_f32(i16x32 i) { return (v16){_mm256_cvtepi32_ps(i.a), _mm256_cvtepi32_ps(i.b)}; }
 
 LANES_INLINE void v8_transpose(__m256 r[8]) {
     __m256 t[8], u[8];

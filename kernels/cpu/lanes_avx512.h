@@ -87,6 +87,12 @@ LANES_INLINE v16 v16_codes(i16x32 lanes, uint32_t shift, uint32_t mask) {
     return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(lanes, shift), _mm512_set1_epi32((int)mask)));
 }
 LANES_INLINE i16x32 i16_load(const void *p) { return _mm512_loadu_si512(p); }
+LANES_INLINE i16x32 i16_zero(void) { return _mm512_setzero_si512(); }
+LANES_INLINE i16x32 i16_set1(int32_t i) { return _mm512_set1_epi32(i); }
+LANES_INLINE i16x32 i16_low(i16x32 bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
+LANES_INLINE i16x32 i16_high(i16x32 bytes) { return i16_low(_mm512_srli_epi16(bytes, 4)); }
+LANES_INLINE i16x32 i16_flip(i16x32 bytes) { return _mm512_xor_si512(bytes, _mm512_set1_epi8((char)0x80)); }
+LANES_INLINE v16 i16_to_f32(i16x32 i) { return _mm512_cvtepi32_ps(i); }
 
 /* Rows become columns: out[d] lane t = in[t] lane d. */
 LANES_INLINE void v16_transpose(v16 r[16]) {

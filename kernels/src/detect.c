@@ -15,17 +15,19 @@ static uint32_t saved_state(void) {
     return low;
 }
 
-static void features(bool *avx2, bool *avx512, bool *vnni) {
-    uint32_t a, b, c, d, b7, c7;
-    *avx2 = *avx512 = *vnni = false;
+static void features(bool *avx2, bool *avx_vnni, bool *avx512, bool *avx512_vnni) {
+    uint32_t a, b, c, d, b7, c7, subleaves;
+    *avx2 = *avx_vnni = *avx512 = *avx512_vnni = false;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
     bool fma = c & 1u << 12, xsave = c & 1u << 27, avx = c & 1u << 28, f16c = c & 1u << 29;
     if (!fma || !xsave || !avx || !f16c || (saved_state() & 6) != 6) return;
-    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d)) return;
+    if (!__get_cpuid_count(7, 0, &subleaves, &b7, &c7, &d)) return;
     *avx2 = b7 & 1u << 5;
     uint32_t wanted = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
     *avx512 = *avx2 && (b7 & wanted) == wanted && (saved_state() & 0xe0) == 0xe0;
-    *vnni = *avx512 && (c7 & 1u << 11);
+    *avx512_vnni = *avx512 && (c7 & 1u << 11);
+    if (subleaves < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d)) return;
+    *avx_vnni = *avx2 && (a & 1u << 4);
 }
 #elif defined(KVF_KERNELS_ARM)
 #include <sys/auxv.h>
@@ -42,10 +44,13 @@ static void features(bool *neon, bool *dotprod, bool *i8mm) {
 size_t kvf_kernels_list(const kvf_kernel_ops *list[KVF_KERNELS_MAX]) {
     size_t count = 0;
 #if defined(KVF_KERNELS_X86)
-    bool avx2, avx512, vnni;
-    features(&avx2, &avx512, &vnni);
-    if (vnni) list[count++] = &kvf_kernels_avx512_vnni;
+    bool avx2, avx_vnni, avx512, avx512_vnni;
+    features(&avx2, &avx_vnni, &avx512, &avx512_vnni);
+    if (avx512_vnni) list[count++] = &kvf_kernels_avx512_vnni;
     if (avx512) list[count++] = &kvf_kernels_avx512;
+#if defined(KVF_KERNELS_AVX_VNNI)
+    if (avx_vnni) list[count++] = &kvf_kernels_avx_vnni;
+#endif
     if (avx2) list[count++] = &kvf_kernels_avx2;
 #elif defined(KVF_KERNELS_ARM)
     bool neon, dotprod, i8mm;

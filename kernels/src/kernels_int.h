@@ -13,6 +13,7 @@
 extern const kvf_kernel_ops kvf_kernels_ref;
 #if defined(KVF_KERNELS_X86)
 extern const kvf_kernel_ops kvf_kernels_avx2;
+extern const kvf_kernel_ops kvf_kernels_avx_vnni;
 extern const kvf_kernel_ops kvf_kernels_avx512;
 extern const kvf_kernel_ops kvf_kernels_avx512_vnni;
 #elif defined(KVF_KERNELS_ARM)

@@ -116,7 +116,7 @@ typedef struct {
 size_t kvf_attention_scratch_floats(uint32_t rows, uint32_t head_dim);
 
 typedef struct {
-    const char *name; /* "ref"; "avx2", "avx512", "avx512-vnni"; "neon", "neon-dotprod", "neon-i8mm" */
+    const char *name; /* "ref"; "avx2", "avx-vnni", "avx512", "avx512-vnni"; "neon", "neon-dotprod", "neon-i8mm" */
     /* y = x / sqrt(mean(x^2) + eps) * w; y may be x. */
     void (*rms_norm)(const float *x, const float *w, float eps, uint32_t count, float *y);
     /* Per 32 values: s = max|x| / 127, q = nearest(x * (127 / max|x|)); a short last group is filled with zeros. A

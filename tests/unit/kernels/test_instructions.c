@@ -119,8 +119,13 @@ static bool count_families(budgets *b) {
         printf("skipped: no %s\n", data ? "kernels but the plain C ones run here" : "memory");
         return false;
     }
-    for (size_t f = 0; f < families; f++)
+    for (size_t f = 0; f < families; f++) {
+        if (b && strcmp(list[f]->name, "avx-vnni") == 0 && !find_line(b->text, "avx-vnni ")) {
+            printf("avx-vnni: not counted, no budgets yet (written on a machine that has it)\n");
+            continue;
+        }
         if (!count_family(b, list[f], data)) return false;
+    }
     return true;
 }
 

@@ -1,46 +1,53 @@
-/* 8-bit products over 512-bit registers; included after tuned.h with DOT4(acc, codes, x) and DOT4_SIGNED defined (see
- * the two sources). A register holds 16 outputs x 4 codes; the four activations of a row are broadcast to all outputs.
- */
-#ifndef KVF_INT8_AVX512_H
-#define KVF_INT8_AVX512_H
+/* 8-bit products on x86, included after tuned.h. Sixteen outputs x 4 codes are one i16x32; the four activations of a
+ * row are broadcast to all outputs. Integer sums of a group are exact, so their order is free. A source says how its
+ * instructions do it:
+ *   Q_ROWS, Q_AHEAD         rows of a tile at most; bytes that a lone tile of rows asks ahead
+ *   Q_PANELS_OF(rows)       panels of a tile: 2 where there are registers for them
+ *   i16_set1, i16_zero, i16_low, i16_high, i16_to_f32
+ *                           broadcast; the low and high nibbles of bytes; 32-bit integers to f32
+ *   DOT4_NIBBLES(acc, codes, x), NIBBLES_END(acc)
+ *                           adds products of codes 0..15; what makes 32-bit sums of what that gave after 32 inputs
+ *   LOAD_BYTES(p), BYTES_START(neg_128), DOT4_BYTES(acc, codes, x)
+ *                           codes that stand offset by 128: a sum may start at neg_128 = -128 * sum(x), which takes the
+ *                           offset out, or codes may lose it before */
+#ifndef KVF_INT8_X86_H
+#define KVF_INT8_X86_H
 
-enum { Q_ROWS = 6, Q_PANELS = 2, Q_AHEAD = 32768 };
+enum { Q_PANELS = 2 };
 
-LANES_INLINE __m512i four(const int8_t *q) {
+LANES_INLINE i16x32 four(const int8_t *q) {
     int32_t v;
     memcpy(&v, q, sizeof v);
-    return _mm512_set1_epi32(v);
+    return i16_set1(v);
 }
 
-/* Integer products of one group: exact, so their order is free. `step`: from one panel's codes to the other's. */
+/* Products of one group. `step`: from one panel's codes to the other's. */
 LANES_INLINE void q_dot_nibbles(const int ROWS, const int PANELS, const uint8_t *at, const size_t step, const int8_t *q,
-    size_t q_stride, __m512i dot[Q_ROWS][Q_PANELS]) {
-    const __m512i mask = _mm512_set1_epi8(15);
+    size_t q_stride, i16x32 dot[Q_ROWS][Q_PANELS]) {
+    UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] = i16_zero();
     UNROLL for (int j = 0; j < 4; j++) {
-        __m512i low[Q_PANELS], high[Q_PANELS];
-        UNROLL for (int p = 0; p < PANELS; p++) {
-            __m512i both = _mm512_loadu_si512(at + p * step + 64 * j);
-            low[p] = _mm512_and_si512(both, mask);
-            high[p] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
-        }
-        UNROLL for (int t = 0; t < ROWS; t++) {
-            __m512i x = four(q + t * q_stride + 4 * j);
-            UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] = DOT4_NIBBLES(dot[t][p], low[p], x);
-        }
-        UNROLL for (int t = 0; t < ROWS; t++) {
-            __m512i x = four(q + t * q_stride + 16 + 4 * j);
-            UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] = DOT4_NIBBLES(dot[t][p], high[p], x);
+        UNROLL for (int half = 0; half < 2; half++) {
+            i16x32 codes[Q_PANELS];
+            UNROLL for (int p = 0; p < PANELS; p++) {
+                i16x32 both = i16_load(at + p * step + 64 * j);
+                codes[p] = half ? i16_high(both) : i16_low(both);
+            }
+            UNROLL for (int t = 0; t < ROWS; t++) {
+                i16x32 x = four(q + t * q_stride + 16 * half + 4 * j);
+                UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] = DOT4_NIBBLES(dot[t][p], codes[p], x);
+            }
         }
     }
+    UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] = NIBBLES_END(dot[t][p]);
 }
 
 LANES_INLINE void q_dot_bytes(const int ROWS, const int PANELS, const uint8_t *at, const size_t step, const int8_t *q,
-    size_t q_stride, const int first, const int end, __m512i dot[Q_ROWS][Q_PANELS]) {
+    size_t q_stride, const int first, const int end, i16x32 dot[Q_ROWS][Q_PANELS]) {
     UNROLL for (int j = first; j < end; j++) {
-        __m512i codes[Q_PANELS];
+        i16x32 codes[Q_PANELS];
         UNROLL for (int p = 0; p < PANELS; p++) codes[p] = LOAD_BYTES(at + p * step + 64 * j);
         UNROLL for (int t = 0; t < ROWS; t++) {
-            __m512i x = four(q + t * q_stride + 4 * j);
+            i16x32 x = four(q + t * q_stride + 4 * j);
             UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] = DOT4_BYTES(dot[t][p], codes[p], x);
         }
     }
@@ -52,7 +59,7 @@ LANES_INLINE bool has_min(kvf_pack_kind kind) {
 
 /* acc = fma(m, us, acc), then acc = fma(dot * d, s, acc). */
 LANES_INLINE void q_scale(kvf_pack_kind kind, const int ROWS, const int PANELS, const uint8_t *at, const size_t step,
-    const kvf_group_scale *scale, size_t stride, __m512i dot[Q_ROWS][Q_PANELS], v16 acc[Q_ROWS][Q_PANELS]) {
+    const kvf_group_scale *scale, size_t stride, i16x32 dot[Q_ROWS][Q_PANELS], v16 acc[Q_ROWS][Q_PANELS]) {
     v16 d[Q_PANELS], m[Q_PANELS];
     UNROLL for (int p = 0; p < PANELS; p++) {
         const float *wide = (const float *)(const void *)(at + p * step);
@@ -64,7 +71,7 @@ LANES_INLINE void q_scale(kvf_pack_kind kind, const int ROWS, const int PANELS, 
         v16 s = v16_set1(scale[t * stride].s), us = v16_set1(scale[t * stride].us);
         UNROLL for (int p = 0; p < PANELS; p++) {
             if (has_min(kind)) acc[t][p] = v16_fma(m[p], us, acc[t][p]);
-            acc[t][p] = v16_fma(v16_mul(_mm512_cvtepi32_ps(dot[t][p]), d[p]), s, acc[t][p]);
+            acc[t][p] = v16_fma(v16_mul(i16_to_f32(dot[t][p]), d[p]), s, acc[t][p]);
         }
     }
 }
@@ -73,10 +80,10 @@ LANES_INLINE void q_scale(kvf_pack_kind kind, const int ROWS, const int PANELS, 
 LANES_INLINE void q_bytes(kvf_pack_kind kind, const int ROWS, const int PANELS, const uint8_t *codes,
     const uint8_t *scales, const size_t scales_step, const int first, const int end, const int8_t *q, size_t q_stride,
     const kvf_group_scale *scale, size_t stride, v16 acc[Q_ROWS][Q_PANELS]) {
-    __m512i dot[Q_ROWS][Q_PANELS];
+    i16x32 dot[Q_ROWS][Q_PANELS];
     UNROLL for (int t = 0; t < ROWS; t++) {
         const int32_t *neg = scale[t * stride].neg_128;
-        __m512i start = BYTES_START((first == 0 ? neg[0] : 0) + (end == 8 ? neg[1] : 0));
+        i16x32 start = BYTES_START((first == 0 ? neg[0] : 0) + (end == 8 ? neg[1] : 0));
         UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] = start;
     }
     q_dot_bytes(ROWS, PANELS, codes, 512, q, q_stride, first, end, dot);
@@ -106,9 +113,7 @@ LANES_INLINE void q_tile(kvf_pack_kind kind, const int ROWS, const int PANELS, c
         } else if (kvf_kind_has_bytes(kind)) {
             q_bytes(kind, ROWS, PANELS, codes, scales, scales_step, 0, 8, q, q_stride, scale, x->groups, acc);
         } else {
-            __m512i dot[Q_ROWS][Q_PANELS];
-            UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) dot[t][p] =
-                _mm512_setzero_si512();
+            i16x32 dot[Q_ROWS][Q_PANELS];
             q_dot_nibbles(ROWS, PANELS, codes, codes_step, q, q_stride, dot);
             q_scale(kind, ROWS, PANELS, scales, scales_step, scale, x->groups, dot, acc);
         }
@@ -119,27 +124,32 @@ LANES_INLINE void q_tile(kvf_pack_kind kind, const int ROWS, const int PANELS, c
     }
 }
 
-/* Rows in tiles of 6, 4, 2, 1. One tile of rows asks a little ahead; with several, the second asks for the next pair,
- * so that its first finds it. */
+/* ROWS rows of a pair, in one tile or a panel at a time: then only the first panel asks ahead. */
+LANES_INLINE void q_tile_of_pair(kvf_pack_kind kind, const int ROWS, const kvf_packed *w, const kvf_rows *x,
+    uint32_t row, uint32_t panel, uint32_t first_panel, uint32_t first_row, size_t ahead, const kvf_product *out) {
+    q_tile(kind, ROWS, Q_PANELS_OF(ROWS), w, x, row, panel, first_panel, first_row, ahead, out);
+    if (Q_PANELS_OF(ROWS) == 1) q_tile(kind, ROWS, 1, w, x, row, panel + 1, first_panel, first_row, 0, out);
+}
+
+/* Rows in tiles of Q_ROWS, 4, 2, 1. One tile of rows asks a little ahead; with several, the second asks for the next
+ * pair, so that its first finds it. */
 LANES_INLINE void q_pair(kvf_pack_kind kind, const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows,
     uint32_t panel, uint32_t first_panel, const kvf_product *out) {
+    const size_t next = w->pair_bytes, alone = rows <= Q_ROWS ? Q_AHEAD : 0;
     uint32_t r = 0, tiles = 0;
-    const size_t next = w->pair_bytes;
+#define Q_ASK (tiles == 0 ? alone : tiles == 1 && alone == 0 ? next : 0)
     for (; r + Q_ROWS <= rows; r += Q_ROWS, tiles++)
-        q_tile(kind, Q_ROWS, 2, w, x, row + r, panel, first_panel, r,
-            rows == Q_ROWS ? Q_AHEAD
-            : tiles == 1   ? next
-                           : 0,
-            out);
-    if (rows - r >= 4) {
-        q_tile(kind, 4, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : tiles == 1 ? next : 0, out);
-        r += 4;
+        q_tile_of_pair(kind, Q_ROWS, w, x, row + r, panel, first_panel, r, Q_ASK, out);
+    if (Q_ROWS > 4 && rows - r >= 4) {
+        q_tile_of_pair(kind, Q_ROWS > 4 ? 4 : 1, w, x, row + r, panel, first_panel, r, Q_ASK, out);
+        r += 4, tiles++;
     }
     if (rows - r >= 2) {
-        q_tile(kind, 2, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : 0, out);
-        r += 2;
+        q_tile_of_pair(kind, 2, w, x, row + r, panel, first_panel, r, Q_ASK, out);
+        r += 2, tiles++;
     }
-    if (r < rows) q_tile(kind, 1, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : 0, out);
+    if (r < rows) q_tile_of_pair(kind, 1, w, x, row + r, panel, first_panel, r, Q_ASK, out);
+#undef Q_ASK
 }
 
 /* A panel without its pair is rare (an odd number of them, a cut between): one row at a time. */
