@@ -58,7 +58,10 @@ LANES_INLINE v16 v16_load_half_n(const void *p, uint32_t n) {
 LANES_INLINE void v16_store_half_n(void *p, v16 v, uint32_t n) {
     __m128i copy[2] = {_mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
         _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-    memcpy(p, copy, (n >= 16 ? 16 : n) * 2);
+    if (n >= 16)
+        memcpy(p, copy, sizeof copy);
+    else
+        memcpy(p, copy, n * 2);
 }
 LANES_INLINE v16 v16_load_i8(const void *p) {
     __m128i bytes = _mm_loadu_si128((const __m128i *)p);
@@ -175,6 +178,25 @@ LANES_INLINE void v8_transpose(__m256 r[8]) {
         r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
     }
 }
+/* 32 values as sixteen pairs, and back. */
+LANES_INLINE __m256 v8_sorted(__m256 quarters) { /* 0 2 1 3 of four */
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(quarters), 0xd8));
+}
+LANES_INLINE void v16_unzip(v16 low, v16 high, v16 *first, v16 *second) {
+    *first =
+        (v16){v8_sorted(_mm256_shuffle_ps(low.a, low.b, 0x88)), v8_sorted(_mm256_shuffle_ps(high.a, high.b, 0x88))};
+    *second =
+        (v16){v8_sorted(_mm256_shuffle_ps(low.a, low.b, 0xdd)), v8_sorted(_mm256_shuffle_ps(high.a, high.b, 0xdd))};
+}
+LANES_INLINE v16 v8_zip(__m256 first, __m256 second) {
+    __m256 even = _mm256_unpacklo_ps(first, second), odd = _mm256_unpackhi_ps(first, second);
+    return (v16){_mm256_permute2f128_ps(even, odd, 0x20), _mm256_permute2f128_ps(even, odd, 0x31)};
+}
+LANES_INLINE void v16_zip(v16 first, v16 second, v16 *low, v16 *high) {
+    *low = v8_zip(first.a, second.a);
+    *high = v8_zip(first.b, second.b);
+}
+
 LANES_INLINE void v16_transpose(v16 r[16]) {
     __m256 q[4][8];
     for (int i = 0; i < 8; i++) {

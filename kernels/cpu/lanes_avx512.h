@@ -94,6 +94,18 @@ LANES_INLINE i16x32 i16_high(i16x32 bytes) { return i16_low(_mm512_srli_epi16(by
 LANES_INLINE i16x32 i16_flip(i16x32 bytes) { return _mm512_xor_si512(bytes, _mm512_set1_epi8((char)0x80)); }
 LANES_INLINE v16 i16_to_f32(i16x32 i) { return _mm512_cvtepi32_ps(i); }
 
+/* 32 values as sixteen pairs, and back. */
+LANES_INLINE void v16_unzip(v16 low, v16 high, v16 *first, v16 *second) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    *first = _mm512_permutex2var_ps(low, even, high);
+    *second = _mm512_permutex2var_ps(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), high);
+}
+LANES_INLINE void v16_zip(v16 first, v16 second, v16 *low, v16 *high) {
+    const __m512i pairs = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    *low = _mm512_permutex2var_ps(first, pairs, second);
+    *high = _mm512_permutex2var_ps(first, _mm512_add_epi32(pairs, _mm512_set1_epi32(8)), second);
+}
+
 /* Rows become columns: out[d] lane t = in[t] lane d. */
 LANES_INLINE void v16_transpose(v16 r[16]) {
     __m512 t[16];

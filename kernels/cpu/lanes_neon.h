@@ -173,6 +173,20 @@ LANES_INLINE void v4_transpose(float32x4_t r[4]) {
     r[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
     r[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
 }
+/* 32 values as sixteen pairs, and back. */
+LANES_INLINE void v16_unzip(v16 low, v16 high, v16 *first, v16 *second) {
+    *first = (v16){
+        vuzp1q_f32(low.a, low.b), vuzp1q_f32(low.c, low.d), vuzp1q_f32(high.a, high.b), vuzp1q_f32(high.c, high.d)};
+    *second = (v16){
+        vuzp2q_f32(low.a, low.b), vuzp2q_f32(low.c, low.d), vuzp2q_f32(high.a, high.b), vuzp2q_f32(high.c, high.d)};
+}
+LANES_INLINE void v16_zip(v16 first, v16 second, v16 *low, v16 *high) {
+    *low = (v16){vzip1q_f32(first.a, second.a), vzip2q_f32(first.a, second.a), vzip1q_f32(first.b, second.b),
+        vzip2q_f32(first.b, second.b)};
+    *high = (v16){vzip1q_f32(first.c, second.c), vzip2q_f32(first.c, second.c), vzip1q_f32(first.d, second.d),
+        vzip2q_f32(first.d, second.d)};
+}
+
 LANES_INLINE void v16_transpose(v16 r[16]) {
     float32x4_t block[4][4][4]; /* [rows 4i..][lanes 4j..][row] */
     for (int i = 0; i < 4; i++) {

@@ -107,19 +107,31 @@ static void store_cells(const float *x, uint32_t count, kvf_cell cell, void *dst
             v16_store_half_n(out + 2 * (size_t)i, v16_load_n(x + i, count - i), count - i);
 }
 
-/* fma by the compiler: one instruction on every processor that runs this source. */
+/* a cos - b sin, a sin + b cos: the product with b is rounded, and a sign changes no rounding. */
+LANES_INLINE void rotate(v16 *a, v16 *b, const float *cosine, const float *sine) {
+    v16 c = v16_load(cosine), s = v16_load(sine), a0 = *a, b0 = *b;
+    *a = v16_fma(a0, c, v16_mul(b0, v16_mul(s, v16_set1(-1))));
+    *b = v16_fma(a0, s, v16_mul(b0, c));
+}
+
 static void rope(float *x, uint32_t heads, uint32_t head_dim, const float *cos_sin, uint32_t pairs, bool halves) {
     const float *cosine = cos_sin, *sine = cos_sin + pairs;
     for (uint32_t h = 0; h < heads; h++, x += head_dim) {
-        for (uint32_t i = 0; halves && i < pairs; i++) {
-            float a = x[i], b = x[i + pairs];
-            x[i] = fmaf(a, cosine[i], -(b * sine[i]));
-            x[i + pairs] = fmaf(a, sine[i], b * cosine[i]);
+        uint32_t i = 0;
+        for (; i + 16 <= pairs; i += 16) {
+            float *at = halves ? x + i : x + 2 * i, *other = halves ? at + pairs : at + 16;
+            v16 first = v16_load(at), second = v16_load(other), a = first, b = second;
+            if (!halves) v16_unzip(first, second, &a, &b);
+            rotate(&a, &b, cosine + i, sine + i);
+            first = a, second = b;
+            if (!halves) v16_zip(a, b, &first, &second);
+            v16_store(at, first);
+            v16_store(other, second);
         }
-        for (uint32_t i = 0; !halves && i < pairs; i++) {
-            float a = x[2 * i], b = x[2 * i + 1];
-            x[2 * i] = fmaf(a, cosine[i], -(b * sine[i]));
-            x[2 * i + 1] = fmaf(a, sine[i], b * cosine[i]);
+        for (; i < pairs; i++) { /* fma by the compiler: one instruction on every processor that runs this source */
+            float *a = halves ? x + i : x + 2 * i, *b = halves ? a + pairs : a + 1, a0 = *a, b0 = *b;
+            *a = fmaf(a0, cosine[i], -(b0 * sine[i]));
+            *b = fmaf(a0, sine[i], b0 * cosine[i]);
         }
     }
 }

@@ -326,7 +326,7 @@ static void quantise_odd_values(void **state) {
 }
 
 static void rotation_and_cells(void **state) {
-    static const uint32_t dims[][2] = {{16, 16}, {64, 64}, {80, 32}, {6, 6}, {10, 4}};
+    static const uint32_t dims[][2] = {{16, 16}, {64, 64}, {80, 76}, {6, 6}, {10, 4}};
     for (size_t c = 0; c < KVF_COUNT_OF(dims); c++) {
         uint32_t head = dims[c][0], pairs = dims[c][1] / 2, n = 3 * head;
         double frequency[64];
