@@ -17,6 +17,12 @@ typedef struct {
 } i16x32;
 
 LANES_INLINE void lanes_prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
+LANES_INLINE uint64_t lanes_flush(void) {
+    uint32_t old = _mm_getcsr();
+    _mm_setcsr(old | 0x8040);
+    return old;
+}
+LANES_INLINE void lanes_restore(uint64_t old) { _mm_setcsr((uint32_t)old); }
 LANES_INLINE v16 v16_zero(void) { return (v16){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 LANES_INLINE v16 v16_set1(float f) { return (v16){_mm256_set1_ps(f), _mm256_set1_ps(f)}; }
 LANES_INLINE v16 v16_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }

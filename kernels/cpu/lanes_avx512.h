@@ -12,6 +12,13 @@ typedef __m512 v16;
 typedef __m512i i16x32; /* sixteen 32-bit integers */
 
 LANES_INLINE void lanes_prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
+/* Subnormal operands and results become zeros, for this thread until lanes_restore. */
+LANES_INLINE uint64_t lanes_flush(void) {
+    uint32_t old = _mm_getcsr();
+    _mm_setcsr(old | 0x8040);
+    return old;
+}
+LANES_INLINE void lanes_restore(uint64_t old) { _mm_setcsr((uint32_t)old); }
 LANES_INLINE v16 v16_zero(void) { return _mm512_setzero_ps(); }
 LANES_INLINE v16 v16_set1(float f) { return _mm512_set1_ps(f); }
 LANES_INLINE v16 v16_load(const float *p) { return _mm512_loadu_ps(p); }

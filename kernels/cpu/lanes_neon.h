@@ -19,6 +19,14 @@ typedef struct {
 
 LANES_INLINE void lanes_prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
+LANES_INLINE uint64_t lanes_flush(void) {
+    uint64_t old;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(old)::"memory");
+    __asm__ volatile("msr fpcr, %0" ::"r"(old | 1u << 24) : "memory");
+    return old;
+}
+LANES_INLINE void lanes_restore(uint64_t old) { __asm__ volatile("msr fpcr, %0" ::"r"(old) : "memory"); }
+
 #define V16_EACH(f) ((v16){f(a), f(b), f(c), f(d)})
 LANES_INLINE v16 v16_set1(float f) {
     float32x4_t v = vdupq_n_f32(f);

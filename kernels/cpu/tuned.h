@@ -147,6 +147,9 @@ LANES_INLINE void put_outputs(const kvf_product *out, uint32_t row, uint32_t pan
 }
 
 /* One k of ROWS rows by PANELS panels. */
+/* KVF_PACK_BF16 in the order of matmul_b. */
+static const kvf_pack_kind PACK_BF16_PAIRS = (kvf_pack_kind)(KVF_PACK_F32 + 1);
+
 #define F_STEP(index, load)                                                                                            \
     do {                                                                                                               \
         v16 weight[F_PANELS];                                                                                          \
@@ -160,12 +163,21 @@ LANES_INLINE void put_outputs(const kvf_product *out, uint32_t row, uint32_t pan
 LANES_INLINE void f_group(kvf_pack_kind kind, const int ROWS, const int PANELS, const uint8_t *const at[F_PANELS],
     const uint8_t *const scales[F_PANELS], const float *x, size_t stride, v16 acc[F_ROWS][F_PANELS]) {
     if (kind == KVF_PACK_F32) {
-        for (int k = 0; k < KVF_GROUP; k++) F_STEP(k, v16_load((const float *)(const void *)(at[p] + 64 * k)));
+        for (int k = 0; k < KVF_GROUP; k += 2) {
+            F_STEP(k, v16_load((const float *)(const void *)(at[p] + 64 * k)));
+            F_STEP(k + 1, v16_load((const float *)(const void *)(at[p] + 64 * (k + 1))));
+        }
         return;
     }
-    if (kind == KVF_PACK_F16 || kind == KVF_PACK_BF16) {
-        for (int k = 0; k < KVF_GROUP; k++)
-            F_STEP(k, kind == KVF_PACK_F16 ? v16_load_half(at[p] + 32 * k) : v16_load_bf16(at[p] + 32 * k));
+    if (kind == KVF_PACK_F16 || kind == KVF_PACK_BF16 || kind == PACK_BF16_PAIRS) {
+        const int swap = kind == PACK_BF16_PAIRS; /* 1, 0, 3, 2, ... */
+        for (int k = 0; k < KVF_GROUP; k += 2) {
+            UNROLL for (int i = 0; i < 2; i++) {
+                const int at_k = k + (i ^ swap);
+                F_STEP(
+                    at_k, kind == KVF_PACK_F16 ? v16_load_half(at[p] + 32 * at_k) : v16_load_bf16(at[p] + 32 * at_k));
+            }
+        }
         return;
     }
     v16 d[F_PANELS], m[F_PANELS], other[F_PANELS]; /* other: scale of the second half where it differs */
@@ -263,6 +275,35 @@ static void matmul_f(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint3
     case KVF_PACK_F16: f_matrix(KVF_PACK_F16, w, x, row, rows, panel, panels, out); break;
     case KVF_PACK_BF16: f_matrix(KVF_PACK_BF16, w, x, row, rows, panel, panels, out); break;
     case KVF_PACK_F32: f_matrix(KVF_PACK_F32, w, x, row, rows, panel, panels, out); break;
+    }
+}
+
+#if !defined(KVF_OWN_MATMUL_B)
+/* Not inlined: nothing of it may move to where subnormals are not zeros. */
+static __attribute__((noinline)) void b_matrix(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows,
+    uint32_t panel, uint32_t panels, const kvf_product *out) {
+    f_matrix(PACK_BF16_PAIRS, w, x, row, rows, panel, panels, out);
+}
+static void matmul_b(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
+    uint32_t panels, const kvf_product *out) {
+    KVF_ASSERT(w->kind == KVF_PACK_BF16);
+    uint64_t old = lanes_flush();
+    b_matrix(w, x, row, rows, panel, panels, out);
+    lanes_restore(old);
+}
+#endif
+
+/* The compiler makes vectors of it. */
+static void round_bf16(float *x, uint32_t count, uint16_t *dst) {
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t bits, size;
+        memcpy(&bits, &x[i], sizeof bits);
+        size = bits & 0x7fffffff;
+        uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
+        uint32_t kept = size > 0x7f800000 ? quiet : size < 0x00800000 ? bits >> 31 << 15 : rounded;
+        dst[i] = (uint16_t)kept;
+        kept <<= 16;
+        memcpy(&x[i], &kept, sizeof kept);
     }
 }
 #endif

@@ -3,6 +3,7 @@
  * library call. */
 #include "kvf/kernels.h"
 #include "kernels_int.h"
+#include <float.h>
 #include <math.h>
 
 /* A reduction along a row: 16 lanes, then the fixed tree. */
@@ -129,6 +130,19 @@ static float dot_f(const kvf_packed *w, uint32_t o, const kvf_rows *x, uint32_t 
     return acc;
 }
 
+static float no_subnormal(float v) { return fabsf(v) < FLT_MIN ? copysignf(0, v) : v; }
+
+static float dot_b(const kvf_packed *w, uint32_t o, const kvf_rows *x, uint32_t row) {
+    const uint16_t *values = x->bf16 + (size_t)row * x->groups * KVF_GROUP;
+    float acc = 0;
+    for (uint32_t i = 0; i < w->groups * KVF_GROUP; i++) {
+        uint32_t k = i ^ 1; /* 1, 0, 3, 2, ... */
+        float value = bits_to_f32((uint32_t)values[k] << 16);
+        acc = no_subnormal(fmaf(value, no_subnormal(packed_weight(w, o, k)), acc));
+    }
+    return acc;
+}
+
 static float dot_q(const kvf_packed *w, uint32_t o, const kvf_rows *x, uint32_t row) {
     const int8_t *q = x->q + (size_t)row * x->groups * KVF_GROUP;
     const kvf_group_scale *scale = x->scale + (size_t)row * x->groups;
@@ -164,6 +178,23 @@ static void matmul_q(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint3
 static void matmul_f(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
     uint32_t panels, const kvf_product *out) {
     matmul(dot_f, w, x, row, rows, panel, panels, out);
+}
+
+static void matmul_b(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
+    uint32_t panels, const kvf_product *out) {
+    matmul(dot_b, w, x, row, rows, panel, panels, out);
+}
+static uint16_t nearest_bf16(float v) {
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    if (isnan(v)) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+static void round_bf16(float *x, uint32_t count, uint16_t *dst) {
+    for (uint32_t i = 0; i < count; i++) {
+        dst[i] = nearest_bf16(no_subnormal(x[i]));
+        x[i] = bits_to_f32((uint32_t)dst[i] << 16);
+    }
 }
 
 static void add(float *x, const float *y, uint32_t count) {

@@ -15,9 +15,9 @@ static uint32_t saved_state(void) {
     return low;
 }
 
-static void features(bool *avx2, bool *avx_vnni, bool *avx512, bool *avx512_vnni) {
+static void features(bool *avx2, bool *avx_vnni, bool *avx512, bool *avx512_vnni, bool *avx512_bf16) {
     uint32_t a, b, c, d, b7, c7, subleaves;
-    *avx2 = *avx_vnni = *avx512 = *avx512_vnni = false;
+    *avx2 = *avx_vnni = *avx512 = *avx512_vnni = *avx512_bf16 = false;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
     bool fma = c & 1u << 12, xsave = c & 1u << 27, avx = c & 1u << 28, f16c = c & 1u << 29;
     if (!fma || !xsave || !avx || !f16c || (saved_state() & 6) != 6) return;
@@ -28,6 +28,7 @@ static void features(bool *avx2, bool *avx_vnni, bool *avx512, bool *avx512_vnni
     *avx512_vnni = *avx512 && (c7 & 1u << 11);
     if (subleaves < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d)) return;
     *avx_vnni = *avx2 && (a & 1u << 4);
+    *avx512_bf16 = *avx512_vnni && (a & 1u << 5);
 }
 #elif defined(KVF_KERNELS_ARM)
 #include <sys/auxv.h>
@@ -44,8 +45,11 @@ static void features(bool *neon, bool *dotprod, bool *i8mm) {
 size_t kvf_kernels_list(const kvf_kernel_ops *list[KVF_KERNELS_MAX]) {
     size_t count = 0;
 #if defined(KVF_KERNELS_X86)
-    bool avx2, avx_vnni, avx512, avx512_vnni;
-    features(&avx2, &avx_vnni, &avx512, &avx512_vnni);
+    bool avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16;
+    features(&avx2, &avx_vnni, &avx512, &avx512_vnni, &avx512_bf16);
+#if defined(KVF_KERNELS_AVX512_BF16)
+    if (avx512_bf16) list[count++] = &kvf_kernels_avx512_bf16;
+#endif
     if (avx512_vnni) list[count++] = &kvf_kernels_avx512_vnni;
     if (avx512) list[count++] = &kvf_kernels_avx512;
 #if defined(KVF_KERNELS_AVX_VNNI)

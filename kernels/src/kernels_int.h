@@ -7,7 +7,8 @@
 #define KVF_KERNEL_TABLE(family)                                                                                       \
     {                                                                                                                  \
         .name = (family), .rms_norm = rms_norm, .quantise = quantise, .matmul_q = matmul_q, .matmul_f = matmul_f,      \
-        .add = add, .rope = rope, .swiglu = swiglu, .store_cells = store_cells, .attention = attention                 \
+        .matmul_b = matmul_b, .round_bf16 = round_bf16, .add = add, .rope = rope, .swiglu = swiglu,                    \
+        .store_cells = store_cells, .attention = attention                                                             \
     }
 
 extern const kvf_kernel_ops kvf_kernels_ref;
@@ -16,6 +17,7 @@ extern const kvf_kernel_ops kvf_kernels_avx2;
 extern const kvf_kernel_ops kvf_kernels_avx_vnni;
 extern const kvf_kernel_ops kvf_kernels_avx512;
 extern const kvf_kernel_ops kvf_kernels_avx512_vnni;
+extern const kvf_kernel_ops kvf_kernels_avx512_bf16;
 #elif defined(KVF_KERNELS_ARM)
 extern const kvf_kernel_ops kvf_kernels_neon;
 extern const kvf_kernel_ops kvf_kernels_neon_dotprod;

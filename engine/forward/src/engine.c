@@ -24,6 +24,7 @@ static void carve_activations(carver *c, kvf_activations *a, size_t rows, uint32
     a->f32 = need.f32 ? CARVE(c, float, rows * a->groups * KVF_GROUP) : NULL;
     a->q = need.q ? CARVE(c, int8_t, rows * a->groups * KVF_GROUP) : NULL;
     a->scale = need.q ? CARVE(c, kvf_group_scale, rows * a->groups) : NULL;
+    a->bf16 = need.bf16 ? CARVE(c, uint16_t, rows * a->groups * KVF_GROUP) : NULL;
 }
 
 static size_t scratch_bytes_of(const kvf_model_spec *s) {
@@ -97,6 +98,12 @@ static kvf_status map_memory(kvf_engine *e, kvf_error *err) {
     return KVF_OK;
 }
 
+static const char *activations_name(const kvf_model *m) {
+    if (m->precision != KVF_PRECISION_FAST) return "f32";
+    bool bf16 = m->need_hidden.bf16 || m->need_heads.bf16 || m->need_ffn.bf16 || m->need_head.bf16;
+    return bf16 ? "int8g32-bf16" : "int8g32";
+}
+
 kvf_status kvf_engine_create(const kvf_model *m, const kvf_engine_options *options, kvf_engine **out, kvf_error *err) {
     kvf_status status = check_options(options, err);
     if (status != KVF_OK) return status;
@@ -109,8 +116,7 @@ kvf_status kvf_engine_create(const kvf_model *m, const kvf_engine_options *optio
               : options->kv_type == KVF_KV_F32 ? KVF_CELL_F32
                                                : KVF_CELL_Q8;
     e->score_scale = 1.0f / sqrtf((float)m->spec.head_dim);
-    snprintf(e->numerics, sizeof e->numerics, "v1-%s-kv%s", m->precision == KVF_PRECISION_FAST ? "int8g32" : "f32",
-        kvf_kv_type_name(options->kv_type));
+    snprintf(e->numerics, sizeof e->numerics, "v1-%s-kv%s", activations_name(m), kvf_kv_type_name(options->kv_type));
     status = map_memory(e, err);
     if (status != KVF_OK) goto undo_engine;
     status = kvf_pool_create(options->threads, options->cores, &e->pool);

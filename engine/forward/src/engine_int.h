@@ -19,7 +19,7 @@ typedef struct {
 
 /* What form of the activations the products of one input need. */
 typedef struct {
-    bool q, f32;
+    bool q, f32, bf16; /* bf16: and f32, rounded to it for all who use that form */
 } kvf_needs;
 
 struct kvf_model {
@@ -41,6 +41,7 @@ typedef struct {
     float *f32;
     int8_t *q;
     kvf_group_scale *scale;
+    uint16_t *bf16;
     uint32_t groups;
     kvf_needs need;
 } kvf_activations;

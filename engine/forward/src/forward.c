@@ -17,8 +17,12 @@ static uint32_t pairs_a_task(const kvf_engine *e, uint32_t pairs, uint32_t rows)
 }
 
 static kvf_rows rows_of(const kvf_activations *a) {
-    return (kvf_rows){
-        .f32 = a->f32, .f32_stride = (size_t)a->groups * KVF_GROUP, .q = a->q, .scale = a->scale, .groups = a->groups};
+    return (kvf_rows){.f32 = a->f32,
+        .f32_stride = (size_t)a->groups * KVF_GROUP,
+        .q = a->q,
+        .scale = a->scale,
+        .bf16 = a->bf16,
+        .groups = a->groups};
 }
 
 static void *scratch_of(kvf_engine *e, uint32_t thread) { return e->scratch + thread * e->scratch_bytes; }
@@ -62,6 +66,7 @@ static void norm_row(void *context, uint32_t row, uint32_t thread) {
     float *y = to->need.f32 ? to->f32 + at * KVF_GROUP : scratch_of(job->e, thread);
     m->ops->rms_norm(job->x + (size_t)row * m->spec.hidden, job->weight, m->spec.rms_eps, m->spec.hidden, y);
     if (to->need.q) m->ops->quantise(y, m->spec.hidden, to->q + at * KVF_GROUP, to->scale + at);
+    if (to->need.bf16) m->ops->round_bf16(y, m->spec.hidden, to->bf16 + at * KVF_GROUP);
 }
 static void norm(kvf_engine *e, const float *x, const float *weight, uint32_t rows, kvf_activations *to) {
     each_row(&(rows_job){.e = e, .rows = rows, .weight = weight, .x = x, .to = to, .fn = norm_row});
@@ -85,8 +90,14 @@ static uint32_t pair_tasks(const products_job *job, const kvf_packed *w) {
 
 static void multiply(const kvf_engine *e, const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows,
     uint32_t panel, uint32_t panels, const kvf_product *out) {
-    bool q = e->m->precision == KVF_PRECISION_FAST && kvf_pack_is_quantised(w->kind);
-    (q ? e->m->ops->matmul_q : e->m->ops->matmul_f)(w, x, row, rows, panel, panels, out);
+    const kvf_kernel_ops *ops = e->m->ops;
+    bool fast = e->m->precision == KVF_PRECISION_FAST;
+    if (fast && kvf_pack_is_quantised(w->kind))
+        ops->matmul_q(w, x, row, rows, panel, panels, out);
+    else if (fast && w->kind == KVF_PACK_BF16)
+        ops->matmul_b(w, x, row, rows, panel, panels, out);
+    else
+        ops->matmul_f(w, x, row, rows, panel, panels, out);
 }
 
 static void products_task(void *context, uint32_t task, uint32_t thread) {
@@ -173,6 +184,8 @@ static void take_heads(kvf_engine *e, uint32_t row, uint32_t first, uint32_t cou
     if (to->need.f32) memcpy(to->f32 + at * KVF_GROUP + first, from, count * sizeof(float));
     if (to->need.q)
         e->m->ops->quantise(from, count, to->q + at * KVF_GROUP + first, to->scale + at + first / KVF_GROUP);
+    at = at * KVF_GROUP + first;
+    if (to->need.bf16) e->m->ops->round_bf16(to->f32 + at, count, to->bf16 + at);
 }
 
 static void attention_task(void *context, uint32_t task, uint32_t thread) {
@@ -250,6 +263,10 @@ static void ffn_tile(const ffn_job *job, uint32_t pair, uint32_t row, uint32_t r
     size_t at = (size_t)row * to->groups + pair;
     for (uint32_t r = 0; to->need.f32 && r < rows; r++)
         memcpy(to->f32 + (at + (size_t)r * to->groups) * KVF_GROUP, gate + r * KVF_GROUP, KVF_GROUP * sizeof(float));
+    for (uint32_t r = 0; to->need.bf16 && r < rows; r++) {
+        size_t value = (at + (size_t)r * to->groups) * KVF_GROUP;
+        ops->round_bf16(to->f32 + value, KVF_GROUP, to->bf16 + value);
+    }
     if (!to->need.q) return;
     kvf_group_scale *scale =
         (kvf_group_scale *)(void *)up; /* `up` is used; one scale a row and then the codes fit in it */

@@ -113,6 +113,7 @@ static void note_need(const kvf_model *m, kvf_needs *need, const kvf_packed *p) 
         need->q = true;
     else
         need->f32 = true;
+    if (m->precision == KVF_PRECISION_FAST && p->kind == KVF_PACK_BF16) need->bf16 = true;
 }
 
 static void note_needs(kvf_model *m) {

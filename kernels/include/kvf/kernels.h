@@ -4,6 +4,8 @@
  * because each operation is defined down to the order of its roundings:
  * 1. An output of a matrix product is one chain over ascending k. f32: acc = fma(x[k], w[k], acc). 8-bit: per 32 values
  * an exact integer dot product i, then (4-bit kinds) acc = fma(m, us, acc), then acc = fma((float)i * d, s, acc).
+ * bf16: over pairs, the odd value first: acc = fma(x[k+1], w[k+1], acc), then acc = fma(x[k], w[k], acc); subnormal
+ * weights and results are zeros of their sign (what AVX-512's vdpbf16ps does).
  * 2. A reduction along a row has 16 lanes (lane = index mod 16, ascending), then lanes j and j+8 are added, then +4,
  * +2, +1.
  * 3. Attention: a score is one fma chain over ascending d; softmax and values over fixed splits of 256 absolute
@@ -23,7 +25,8 @@
 #define KVF_ATTENTION_SPLIT 256
 #define KVF_PAGE_TOKENS 16
 
-/* Packed kinds. Q*: codes and scales, used with 8-bit or f32 activations; the others with f32 activations only. */
+/* Packed kinds. Q*: codes and scales, used with 8-bit or f32 activations; BF16 with bf16 or f32; the others with
+ * f32 only. */
 typedef enum {
     KVF_PACK_Q4, /* per group and panel: 256 bytes of nibbles, d[16], m[16] as f16;  w = d*q + m, q 0..15. 5 bits a
                     weight */
@@ -67,6 +70,7 @@ typedef struct {
     size_t f32_stride;
     const int8_t *q; /* [row][groups * 32] */
     const kvf_group_scale *scale; /* [row][groups] */
+    const uint16_t *bf16; /* [row][groups * 32] */
     uint32_t groups;
 } kvf_rows;
 
@@ -116,7 +120,8 @@ typedef struct {
 size_t kvf_attention_scratch_floats(uint32_t rows, uint32_t head_dim);
 
 typedef struct {
-    const char *name; /* "ref"; "avx2", "avx-vnni", "avx512", "avx512-vnni"; "neon", "neon-dotprod", "neon-i8mm" */
+    const char *name; /* "ref"; "avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16"; "neon", "neon-dotprod",
+                         "neon-i8mm" */
     /* y = x / sqrt(mean(x^2) + eps) * w; y may be x. */
     void (*rms_norm)(const float *x, const float *w, float eps, uint32_t count, float *y);
     /* Per 32 values: s = max|x| / 127, q = nearest(x * (127 / max|x|)); a short last group is filled with zeros. A
@@ -127,6 +132,11 @@ typedef struct {
         uint32_t panels, const kvf_product *out);
     void (*matmul_f)(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
         uint32_t panels, const kvf_product *out);
+    /* For KVF_PACK_BF16: x in both forms that round_bf16 gives. */
+    void (*matmul_b)(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
+        uint32_t panels, const kvf_product *out);
+    /* x to the nearest (even) bf16, in place and into dst; subnormals become zeros of their sign. */
+    void (*round_bf16)(float *x, uint32_t count, uint16_t *dst);
     void (*add)(float *x, const float *y, uint32_t count); /* x += y */
     /* x[heads][head_dim], the first 2*pairs of each head rotated: a' = fma(a, c, -(b*s)), b' = fma(a, s, b*c).
      * cos_sin: [pairs] cosines, then [pairs] sines. halves: pair i is (i, i+pairs), else (2i, 2i+1). */

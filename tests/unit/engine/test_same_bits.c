@@ -123,6 +123,19 @@ static void tiny_models(void **state) {
     }
 }
 
+static void bf16_model(void **state) {
+    char path[64];
+    golden_bf16_copy(GOLDEN "tiny/llama.gguf", path);
+    check_model(path, KVF_PRECISION_FAST, KVF_KV_F16, 560, 6);
+    check_model(path, KVF_PRECISION_EXACT, KVF_KV_F16, 300, 2);
+    kvf_model *m = golden_model(path, KVF_PRECISION_FAST, NULL);
+    kvf_engine *e = golden_engine(m, KVF_KV_F16, 16, 1);
+    assert_string_equal(kvf_engine_numerics(e), "v1-int8g32-bf16-kvf16");
+    kvf_engine_destroy(e);
+    kvf_model_close(m);
+    unlink(path);
+}
+
 static void sample_model(void **state) {
     if (access(SAMPLE_MODEL, R_OK) != 0) {
         print_message("skipped: %s is not there\n", SAMPLE_MODEL);
@@ -137,12 +150,14 @@ static void sample_model(void **state) {
 static void all_kernels(void **state) {
     const kvf_kernel_ops *tables[KVF_KERNELS_MAX];
     size_t count = kvf_kernels_list(tables);
-    static const struct {
+    char bf16[64];
+    const struct {
         const char *path;
         uint32_t tokens;
-    } models[] = {{GOLDEN "tiny/llama.gguf", 300}, {GOLDEN "tiny/qwen3.gguf", 100}, {SAMPLE_MODEL, 3}};
+    } models[] = {{GOLDEN "tiny/llama.gguf", 300}, {bf16, 150}, {GOLDEN "tiny/qwen3.gguf", 100}, {SAMPLE_MODEL, 3}};
+    golden_bf16_copy(GOLDEN "tiny/llama.gguf", bf16);
     for (size_t i = 0; i < KVF_COUNT_OF(models) * 2; i++) {
-        if (access(models[i / 2].path, R_OK) != 0 || (SANITIZED && i / 2 == 2)) continue;
+        if (access(models[i / 2].path, R_OK) != 0 || (SANITIZED && i / 2 == 3)) continue;
         uint32_t tokens[TOKENS_MAX], n = models[i / 2].tokens;
         float *want = NULL;
         size_t bytes = 0;
@@ -167,6 +182,7 @@ static void all_kernels(void **state) {
         }
         free(want);
     }
+    unlink(bf16);
 }
 
 static void steps_that_are_wrong(void **state) {
@@ -297,8 +313,8 @@ static void copied_block_and_layers(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tiny_models), cmocka_unit_test(sample_model),
-        cmocka_unit_test(all_kernels), cmocka_unit_test(steps_that_are_wrong),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tiny_models), cmocka_unit_test(bf16_model),
+        cmocka_unit_test(sample_model), cmocka_unit_test(all_kernels), cmocka_unit_test(steps_that_are_wrong),
         cmocka_unit_test(copied_block_and_layers), cmocka_unit_test(sequences_that_share)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,6 +22,7 @@ struct instruction_data {
     kvf_rows rows;
     float *x, *y, *q, *out, *scratch;
     int8_t *codes;
+    uint16_t *bf16;
     kvf_group_scale *scale;
     uint8_t *pages;
     uint32_t blocks[TOKENS][BLOCKS];
@@ -71,15 +72,21 @@ instruction_data *instruction_data_make(void) {
     d->out = floats(TOKENS * GROUP * HEAD);
     d->scratch = floats(kvf_attention_scratch_floats(TOKENS * GROUP, HEAD));
     d->codes = malloc(ROWS * INPUTS);
+    d->bf16 = malloc(KVF_MAX(ROWS * INPUTS, VALUES) * sizeof *d->bf16);
     d->scale = malloc(ROWS * INPUTS / KVF_GROUP * sizeof *d->scale);
     d->pages = malloc((size_t)BLOCKS * PAGE_BYTES);
-    bool good = d->x && d->y && d->q && d->out && d->scratch && d->codes && d->scale && d->pages;
+    bool good = d->x && d->bf16 && d->y && d->q && d->out && d->scratch && d->codes && d->scale && d->pages;
     for (uint32_t i = 0; good && i < KINDS; i++) good = make_weights(&d->weights[i], weight_types[i]);
     if (!good) return NULL;
     memset(d->pages, 0x20, (size_t)BLOCKS * PAGE_BYTES);
     kvf_kernels_find("ref")->quantise(d->x, ROWS * INPUTS, d->codes, d->scale);
-    d->rows =
-        (kvf_rows){.f32 = d->x, .f32_stride = INPUTS, .q = d->codes, .scale = d->scale, .groups = INPUTS / KVF_GROUP};
+    kvf_kernels_find("ref")->round_bf16(d->x, ROWS * INPUTS, d->bf16);
+    d->rows = (kvf_rows){.f32 = d->x,
+        .f32_stride = INPUTS,
+        .q = d->codes,
+        .scale = d->scale,
+        .bf16 = d->bf16,
+        .groups = INPUTS / KVF_GROUP};
     make_blocks(d);
     return d;
 }
@@ -97,6 +104,14 @@ static void f_q4_one(const kvf_kernel_ops *ops, instruction_data *d) { product(o
 static void f_bf16_rows(const kvf_kernel_ops *ops, instruction_data *d) { product(ops, d, WEIGHTS_BF16, false, ROWS); }
 static void f_bf16_one(const kvf_kernel_ops *ops, instruction_data *d) { product(ops, d, WEIGHTS_BF16, false, 1); }
 static void f_f32_rows(const kvf_kernel_ops *ops, instruction_data *d) { product(ops, d, WEIGHTS_F32, false, ROWS); }
+
+static void b_product(const kvf_kernel_ops *ops, instruction_data *d, uint32_t rows) {
+    kvf_product out = {.y = d->y, .stride = OUTPUTS};
+    ops->matmul_b(&d->weights[WEIGHTS_BF16], &d->rows, 0, rows, 0, OUTPUTS / KVF_PANEL, &out);
+}
+static void b_rows(const kvf_kernel_ops *ops, instruction_data *d) { b_product(ops, d, ROWS); }
+static void b_one(const kvf_kernel_ops *ops, instruction_data *d) { b_product(ops, d, 1); }
+static void to_bf16(const kvf_kernel_ops *ops, instruction_data *d) { ops->round_bf16(d->x, VALUES, d->bf16); }
 
 static kvf_attention attention_of(instruction_data *d) {
     return (kvf_attention){.q = d->q,
@@ -159,11 +174,14 @@ const instruction_case instruction_cases[] = {
     {"f32-bf16-12-rows", "multiply-add", PRODUCTS(ROWS), f_bf16_rows},
     {"f32-bf16-1-row", "multiply-add", PRODUCTS(1), f_bf16_one},
     {"f32-f32-12-rows", "multiply-add", PRODUCTS(ROWS), f_f32_rows},
+    {"bf16-12-rows", "multiply-add", PRODUCTS(ROWS), b_rows},
+    {"bf16-1-row", "multiply-add", PRODUCTS(1), b_one},
     {"attention-prefill", "multiply-add", PREFILL_PRODUCTS, attend_prefill},
     {"attention-decode", "KV byte", KV_BYTES(CONTEXT + KVF_PAGE_TOKENS), attend_decode},
     {"attention-3-shared", "KV byte", KV_BYTES(CONTEXT + TOKENS * (TOKENS + 1) / 2), attend_shared},
     {"rms-norm", "value", VALUES, norm},
     {"quantise", "value", VALUES, quantise},
+    {"round-bf16", "value", VALUES, to_bf16},
     {"swiglu", "value", VALUES, swiglu},
     {"rope", "value", VALUES, rope},
     {"store-f16", "value", VALUES, store},

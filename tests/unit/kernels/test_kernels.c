@@ -70,9 +70,8 @@ typedef struct {
     uint8_t *memory;
     float *dense; /* [outputs][inputs] */
 } matrix;
-static matrix make_matrix(kvf_dtype type, uint32_t outputs, uint32_t inputs) {
+static matrix pack_matrix(kvf_dtype type, const uint8_t *rows, uint32_t outputs, uint32_t inputs) {
     matrix m = {0};
-    uint8_t *rows = random_rows(type, outputs, inputs);
     const kvf_dtype_info *info = kvf_dtype_find(type);
     kvf_pack_plan(&m.w, type, rows, outputs, inputs);
     m.memory = aligned_alloc(64, m.w.pairs * m.w.pair_bytes);
@@ -87,6 +86,11 @@ static matrix make_matrix(kvf_dtype type, uint32_t outputs, uint32_t inputs) {
         kvf_dequant_row(type, rows + (size_t)o * (inputs / info->block_values * info->block_bytes),
             m.dense + (size_t)o * inputs, inputs);
     free(scratch);
+    return m;
+}
+static matrix make_matrix(kvf_dtype type, uint32_t outputs, uint32_t inputs) {
+    uint8_t *rows = random_rows(type, outputs, inputs);
+    matrix m = pack_matrix(type, rows, outputs, inputs);
     free(rows);
     return m;
 }
@@ -253,6 +257,99 @@ static void products_of_extremes(void **state) {
         }
         free(memory);
     }
+}
+
+static float bf16_value(uint16_t b) {
+    uint32_t bits = (uint32_t)b << 16;
+    float v;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
+/* Nearest of the two neighbours, the even one of two equally near; in place and as bits; and what is no number. */
+static void rounds_to_bf16(void **state) {
+    enum { N = 41 };
+    float *x = floats(N, 3), want[N], got[N];
+    uint16_t bits[N], bits_got[N + 1];
+    float odd[] = {0, -0.0f, 1e-39f, -1e-39f, 1.00390625f, 1.01171875f, -1.00390625f, 3.4e38f, INFINITY, -INFINITY};
+    memcpy(x, odd, sizeof odd);
+    memcpy(want, x, sizeof want);
+    ref->round_bf16(want, N, bits);
+    assert_true(want[4] == 1 && want[5] == 1.015625f && want[6] == -1 && want[7] == INFINITY);
+    for (int i = 0; i < N; i++) {
+        assert_true(bf16_value(bits[i]) == want[i] && signbit(want[i]) == signbit(x[i]));
+        if (isinf(want[i]) || fabsf(x[i]) < 1e-38f) continue;
+        float up = bf16_value((uint16_t)(bits[i] + 1)), down = bf16_value((uint16_t)(bits[i] - 1));
+        assert_true(fabsf(want[i] - x[i]) <= fabsf(up - x[i]) && fabsf(want[i] - x[i]) <= fabsf(down - x[i]));
+    }
+    for (size_t i = 0; i < tables_count; i++) {
+        float nan = NAN;
+        memcpy(got, x, sizeof got);
+        bits_got[N] = 0xeeee;
+        tables[i]->round_bf16(got, N, bits_got);
+        same("round_bf16", tables[i]->name, want, got, sizeof want);
+        assert_memory_equal(bits, bits_got, sizeof bits);
+        assert_int_equal(bits_got[N], 0xeeee);
+        tables[i]->round_bf16(&nan, 1, bits_got);
+        assert_true(isnan(nan) && isnan(bf16_value(bits_got[0])));
+    }
+    free(x);
+}
+
+/* Weights, values and sums that are subnormal count as zeros; ref against sums in double; other tables against ref. */
+static void check_bf16_product(uint32_t outputs, uint32_t inputs, uint32_t rows, float size, float weight) {
+    uint32_t groups = (uint32_t)kvf_div_up(inputs, KVF_GROUP), width = groups * KVF_GROUP;
+    uint8_t *file = malloc((size_t)outputs * inputs * 2);
+    for (uint32_t i = 0; i < outputs * inputs; i++) {
+        float f = uniform(weight);
+        memcpy(file + 2 * i, (uint8_t *)&f + 2, 2);
+    }
+    matrix m = pack_matrix(KVF_DTYPE_BF16, file, outputs, inputs);
+    bool add = size == 1; /* what is added would hide small sums */
+    float *x = calloc((size_t)rows * width, 4), *values = floats(rows * inputs, size),
+          *want = floats(rows * outputs, 1), *got = malloc((size_t)rows * outputs * 4),
+          *start = malloc((size_t)rows * outputs * 4);
+    uint16_t *b = calloc((size_t)rows * width, 2);
+    memcpy(start, want, (size_t)rows * outputs * 4);
+    for (uint32_t r = 0; r < rows; r++) {
+        memcpy(x + r * width, values + r * inputs, inputs * 4);
+        ref->round_bf16(x + r * width, inputs, b + r * width);
+    }
+    kvf_rows in = {.f32 = x, .f32_stride = width, .bf16 = b, .groups = groups};
+    ref->matmul_b(&m.w, &in, 0, rows, 0, m.w.panels, &(kvf_product){want, outputs, add});
+    for (uint32_t i = 0; i < rows * outputs; i++) {
+        double sum = add ? (double)start[i] : 0, magnitude = fabs(sum) + 1e-35;
+        for (uint32_t k = 0; k < inputs; k++) {
+            double w = (double)m.dense[i % outputs * inputs + k];
+            double one = fabs(w) < 1.1754943508222875e-38 ? 0 : (double)x[i / outputs * width + k] * w;
+            sum += one;
+            magnitude += fabs(one);
+        }
+        assert_true(fabs(sum - (double)want[i]) <= 1e-5 * magnitude + inputs * 1.2e-38);
+    }
+    for (size_t i = 0; i < tables_count; i++) {
+        memcpy(got, start, (size_t)rows * outputs * 4);
+        tables[i]->matmul_b(&m.w, &in, 0, rows, 0, m.w.panels, &(kvf_product){got, outputs, add});
+        same("bf16 product", tables[i]->name, want, got, (size_t)rows * outputs * 4);
+        for (uint32_t p = 0; p < m.w.panels; p++) { /* each row and panel alone */
+            uint32_t n = KVF_MIN(outputs - p * KVF_PANEL, (uint32_t)KVF_PANEL), r = p % rows;
+            memcpy(got, start + r * outputs + p * KVF_PANEL, n * 4);
+            tables[i]->matmul_b(&m.w, &in, r, 1, p, 1, &(kvf_product){got, outputs, add});
+            same("bf16 panel", tables[i]->name, want + r * outputs + p * KVF_PANEL, got, n * 4);
+        }
+    }
+    free(b), free(start), free(got), free(want), free(values), free(x), free(file);
+    free_matrix(&m);
+}
+static void bf16_products(void **state) {
+    static const uint32_t rows[] = {1, 2, 3, 4, 7, 8, 12, 13, 24, 31};
+    for (size_t i = 0; i < KVF_COUNT_OF(rows); i++) {
+        check_bf16_product(64, 64, rows[i], 1, 1);
+        check_bf16_product(49, 70, rows[i], 1, 1);
+    }
+    check_bf16_product(33, 96, 5, 1e-37f, 0.1f); /* many products and sums are subnormal */
+    check_bf16_product(33, 96, 5, 1e30f, 1e-38f); /* all weights are */
+    check_bf16_product(33, 96, 5, 1e30f, 2e-38f); /* some are */
 }
 
 /* Q4_0 whose minimum overflows a half keeps its values in f32. */
@@ -635,7 +732,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(tables_by_name), cmocka_unit_test(elementary_functions),
         cmocka_unit_test(row_operations), cmocka_unit_test(quantise_odd_values), cmocka_unit_test(rotation_and_cells),
         cmocka_unit_test(q8_cells), cmocka_unit_test(packing_is_exact), cmocka_unit_test(products),
-        cmocka_unit_test(products_of_extremes), cmocka_unit_test(q4_0_with_huge_scale), cmocka_unit_test(attention),
-        cmocka_unit_test(gathered_attention)};
+        cmocka_unit_test(products_of_extremes), cmocka_unit_test(rounds_to_bf16), cmocka_unit_test(bf16_products),
+        cmocka_unit_test(q4_0_with_huge_scale), cmocka_unit_test(attention), cmocka_unit_test(gathered_attention)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,86 @@
+/* AVX-512 with VNNI (avx512_vnni.c) and BF16: vdpbf16ps adds two products of bf16 to each 32-bit lane, the odd one
+ * first, each by a fused multiply-add whose subnormal operands and results are zeros. */
+#include "lanes_avx512.h"
+#define KVF_SCORE_ROWS 8
+#define KVF_OWN_MATMUL_B
+#include "tuned.h"
+#include "tuned_attention.h"
+
+enum { Q_ROWS = 6, Q_AHEAD = 32768 };
+#define Q_PANELS_OF(rows) 2
+#define DOT4_NIBBLES(acc, codes, x) _mm512_dpbusd_epi32((acc), (codes), (x))
+#define NIBBLES_END(acc) (acc)
+#define LOAD_BYTES(p) i16_load(p)
+#define BYTES_START(neg_128) i16_set1(neg_128)
+#define DOT4_BYTES(acc, codes, x) DOT4_NIBBLES(acc, codes, x)
+#include "int8_x86.h"
+
+/* ROWS rows against PANELS panels. Two weights of each output, which stand 16 apart, are brought together: once for all
+ * rows. */
+enum { B_ROWS = 12, B_PANELS = 2 };
+LANES_INLINE void b_tile(const int ROWS, const int PANELS, const kvf_packed *w, const kvf_rows *x, uint32_t row,
+    uint32_t panel, uint32_t first_panel, uint32_t first_row, size_t ahead, const kvf_product *out) {
+    const __m512i lanes = _mm512_set1_epi32(0x00100000),
+                  count = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i together = _mm512_add_epi32(lanes, _mm512_mullo_epi32(count, _mm512_set1_epi32(0x00010001)));
+    const uint32_t bytes = group_bytes_of(KVF_PACK_BF16);
+    const size_t stride = (size_t)x->groups * KVF_GROUP;
+    const uint16_t *at_row = x->bf16 + row * stride;
+    const uint8_t *at = w->data + panel / 2 * w->pair_bytes + kvf_codes_offset(KVF_PACK_BF16, bytes, panel);
+    __m512 acc[B_ROWS][B_PANELS];
+    UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) acc[t][p] = v16_zero();
+    for (uint32_t g = 0; g < w->groups; g++, at += bytes, at_row += KVF_GROUP) {
+        if (ahead)
+            for (uint32_t line = 0; line < bytes; line += 64) lanes_prefetch(at + ahead + line);
+        for (int k = 0; k < KVF_GROUP; k += 2) {
+            __m512bh weight[B_PANELS];
+            UNROLL for (int p = 0; p < PANELS; p++) weight[p] =
+                (__m512bh)_mm512_permutexvar_epi16(together, _mm512_loadu_si512(at + (size_t)p * (bytes / 2) + 32 * k));
+            UNROLL for (int t = 0; t < ROWS; t++) {
+                int32_t two;
+                memcpy(&two, at_row + t * stride + k, sizeof two);
+                __m512bh value = (__m512bh)_mm512_set1_epi32(two);
+                UNROLL for (int p = 0; p < PANELS; p++) acc[t][p] = _mm512_dpbf16_ps(acc[t][p], value, weight[p]);
+            }
+        }
+    }
+    UNROLL for (int t = 0; t < ROWS; t++) UNROLL for (int p = 0; p < PANELS; p++) {
+        uint32_t index = panel + (uint32_t)p;
+        put_outputs(out, first_row + (uint32_t)t, index - first_panel, w->outputs - index * KVF_PANEL, acc[t][p]);
+    }
+}
+
+/* One tile of rows asks a little ahead; with several, the second asks for the next pair. */
+LANES_INLINE void b_pair(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
+    uint32_t first_panel, const kvf_product *out) {
+    uint32_t r = 0;
+    for (; r + B_ROWS <= rows; r += B_ROWS)
+        b_tile(B_ROWS, 2, w, x, row + r, panel, first_panel, r,
+            rows < 2 * B_ROWS ? Q_AHEAD
+            : r == B_ROWS     ? w->pair_bytes
+                              : 0,
+            out);
+    for (; r + 4 <= rows; r += 4) b_tile(4, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : 0, out);
+    if (rows - r >= 2) {
+        b_tile(2, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : 0, out);
+        r += 2;
+    }
+    if (r < rows) b_tile(1, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : 0, out);
+}
+
+static void matmul_b(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
+    uint32_t panels, const kvf_product *out) {
+    KVF_ASSERT(w->kind == KVF_PACK_BF16);
+    uint32_t end = panel + panels;
+    for (uint32_t p = panel; p < end;) {
+        if (p % 2 == 0 && p + 2 <= end) {
+            b_pair(w, x, row, rows, p, panel, out);
+            p += 2;
+            continue;
+        }
+        for (uint32_t r = 0; r < rows; r++) b_tile(1, 1, w, x, row + r, p, panel, r, 0, out);
+        p++;
+    }
+}
+
+const kvf_kernel_ops kvf_kernels_avx512_bf16 = KVF_KERNEL_TABLE("avx512-bf16");
