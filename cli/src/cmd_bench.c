@@ -1,5 +1,6 @@
 /* bench serve: options, files and the search around runs of bench_run.h. */
 #include "bench_run.h"
+#include "bench_workload.h"
 #include "cmd.h"
 #include "kvf/load_goodput.h"
 #include "kvf/os.h"
@@ -16,7 +17,7 @@ enum { REQUESTS_DEFAULT = 100, TRACE_BYTES_MAX = 1 << 30 };
 static const char *const modes[] = {"auto", "always", "never"};
 
 typedef struct {
-    const char *router, *model, *trace, *input, *output, *html, *json_file;
+    const char *router, *model, *trace, *input, *output, *html, *json_file, *workload;
     kvf_arg_texts slo;
     kvf_client_tls tls;
     uint32_t requests, warmup, context, disaggregate;
@@ -108,6 +109,9 @@ static int check_combinations(bench *b) {
     if (given(b, "duration") && !given(b, "rate") && !o->find)
         return kvf_cmd_usage(b->command, "--duration needs --rate");
     if (o->find && !limits) return kvf_cmd_usage(b->command, "--find-goodput needs a limit: --ttft or --tpot");
+    if (o->workload && (o->find || o->json || o->json_file || o->html))
+        return kvf_cmd_usage(
+            b->command, "--dump-workload sends nothing: there is no result, and nothing to be searched");
     if (o->find && o->rate_min > o->rate_max) return kvf_cmd_usage(b->command, "--min-rate is above --max-rate");
     return KVF_EXIT_OK;
 }
@@ -277,6 +281,17 @@ static int run_once(bench *b) {
     return b->interrupted || b->best->tally.completed == 0 ? KVF_EXIT_FAILED : KVF_EXIT_OK;
 }
 
+static int dump_workload(bench *b) {
+    int status = make_plan(b, b->o->rate);
+    if (status != KVF_EXIT_OK) return status;
+    FILE *f = fopen(b->o->workload, "wb");
+    kvf_status written = f ? kvf_bench_workload_write(&b->plan, f) : KVF_ERR_IO;
+    if (f && fclose(f) != 0) written = KVF_ERR_IO;
+    if (written == KVF_OK) return KVF_EXIT_OK;
+    fprintf(stderr, "kvferry: %s: %s\n", b->o->workload, kvf_status_text(written));
+    return KVF_EXIT_FAILED;
+}
+
 /* ---- results ---- */
 
 static void fill_report(const bench *b, kvf_bench_report *r) {
@@ -333,7 +348,7 @@ static int run_on_cluster(bench *b) {
     b->best = calloc(1, sizeof *b->best);
     b->salt = kvf_os_random_u64();
     status = b->result && b->best ? ask_model(b) : KVF_EXIT_FAILED;
-    if (status == KVF_EXIT_OK) status = b->o->find ? find_goodput(b) : run_once(b);
+    if (status == KVF_EXIT_OK) status = b->o->workload ? dump_workload(b) : b->o->find ? find_goodput(b) : run_once(b);
     if (b->best_plan.count) status = tell(b, status);
     kvf_load_plan_fini(&b->plan);
     kvf_load_plan_fini(&b->best_plan);
@@ -402,6 +417,10 @@ static const kvf_arg rows[] = {
     {"json", 0, KVF_ARG_FLAG, "", "JSON instead of a table", AT(json), 0, 0, NULL, false},
     {"output", 'o', KVF_ARG_TEXT, "FILE", "write the JSON to FILE too", AT(json_file), 0, 0, NULL, false},
     {"html", 0, KVF_ARG_TEXT, "FILE", "write a page with plots, complete in itself", AT(html), 0, 0, NULL, false},
+    {"dump-workload", 0, KVF_ARG_TEXT, "FILE",
+        "send nothing: write the requests to FILE as JSON lines (due_s, output,\n"
+        "prompt), for clients of other servers",
+        AT(workload), 0, 0, NULL, false},
 };
 
 const kvf_command kvf_cmd_bench_serve = {

@@ -12,7 +12,7 @@ program() { # PATH: a script from stdin
   chmod +x "$1"
 }
 program "$tmp/build/kvferry" <<'S'
-test "$KVFERRY_CPU" = avx2 || exit 1
+test "$KVFERRY_CPU" = avx2 || test "$KVFERRY_CPU" = avx512-vnni || exit 1
 echo '{"results":[{"kind":"prefill","tokens":512,"threads":1,"tokens_per_s":1000.0},{"kind":"decode","batch":1,"context":256,"threads":1,"tokens_per_s":130.0}]}'
 S
 program "$tmp/build/engine/bench/limits" <<'S'
@@ -29,6 +29,7 @@ S
 : >"$tmp/model"
 echo 'AVX2 = 1' >"$tmp/built"
 bad=0
+unset KVF_LLAMACPP_PYTHON KVF_VLLM_PYTHON
 expect() { # WANTED_EXIT TEXT: of a run with the rest as options
   local want=$1 text=$2 got
   shift 2
@@ -46,6 +47,20 @@ grep -q '"ratio": 2.5' "$tmp/json" || { echo "no ratio of prefill in the JSON"; 
 echo 101.0 >"$tmp/decode"
 expect 1 '| file | 1.29 | 1.3 | MISSED |' --strict
 expect 0 '1 bars missed'
+if grep -q -s -w avx512_vnni /proc/cpuinfo; then # vLLM is a format of the peer in this family only
+  program "$tmp/vllm" <<'S'
+case "$2" in
+model) mkdir "$4" ;;
+info) echo 1.2.3 ;;
+measure) echo 'prefill 512 800.0' ;;
+esac
+S
+  export KVF_LLAMACPP_PYTHON=$tmp/cache/llamacpp-avx2/bin/python
+  wide=(--family avx512-vnni --vllm)
+  KVF_VLLM_PYTHON=$tmp/vllm expect 0 '| prefill 512, peer in any format | 1,000 (1,000) tokens/s | 800 (800) | vLLM BF16 | 1.25 | 2 | MISSED |' "${wide[@]}"
+  expect 0 '| 400 (400) | file | 2.50 | 2 | met |' "${wide[@]}"
+  expect 0 'vLLM is left out: no vLLM in' "${wide[@]}"
+fi
 expect 77 'avx512' --family avx512-none
 echo 'AVX2 = 1 | AVX512 = 1' >"$tmp/built"
 expect 1 'was built with AVX-512'

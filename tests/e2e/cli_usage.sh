@@ -55,6 +55,7 @@ expect 64 "needs a limit" bench serve --find-goodput
 expect 64 "times of its own" bench serve --poisson --rate 1
 expect 64 "has no rate" bench serve --unloaded --rate 1
 expect 64 "neither ttft" bench serve --rate 1 --slo e2e=1s
+expect 64 "sends nothing" bench serve --rate 1 --dump-workload x --json
 printf "TIMESTAMP,ContextTokens,GeneratedTokens\\n2023-11-16 18:17:03,x,1\\n" >"$tmp/trace"
 expect 1 "trace:2: ContextTokens: " bench serve --trace "$tmp/trace"
 expect 64 "--layers" size

@@ -164,9 +164,43 @@ static outcome replay(e2e_cluster *c, const char *trace, const char *option, con
     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,400,112\n2023-11-16 18:17:04.0319600,20,8\n" \
     "2023-11-16 18:17:04.1000000,100,4\n"
 
+/* What a client of another server replays: as many tokens as the run below sends, and none are sent. */
+static void dump(e2e_cluster *c, const char *trace) {
+    char from[64], to[64];
+    e2e_process p = {0};
+    json_t *j;
+    double prompts = 0, outputs = 0, due_s = -1;
+    temporary(from);
+    temporary(to);
+    FILE *f = fopen(from, "w");
+    fputs(trace, f);
+    fclose(f);
+    e2e_spawn(&p, (const char *[]){"bench", "serve", "--router", c->serve.grpc, "--trace", from, "--context", "256",
+                      "--rate", "1", "--dump-workload", to, NULL});
+    assert_int_equal(e2e_process_wait(&p), 0);
+    f = fopen(to, "r");
+    while ((j = json_loadf(f, JSON_REJECT_DUPLICATES | JSON_DISABLE_EOF_CHECK, NULL))) {
+        assert_true(number(j, "due_s") >= due_s);
+        due_s = number(j, "due_s");
+        prompts += (double)json_array_size(json_object_get(j, "prompt"));
+        outputs += number(j, "output");
+        json_decref(j);
+    }
+    fclose(f);
+    assert_true(prompts == 200 + 10 + 50 && outputs == 56 + 4 + 2);
+    assert_true(fabs(due_s - 2) < 1e-6); /* three requests, one a second */
+    Kvferry__V1__ClusterState *s = e2e_state(c);
+    assert_true(s->requests_finished == 0);
+    kvf_rpc_message_free(&s->base);
+    unlink(from);
+    unlink(to);
+    unlink(p.log);
+}
+
 static void azure(void **state) {
     e2e_cluster c;
     e2e_start(&c, E2E_TINY("llama"), CLUSTER_ARGS);
+    dump(&c, AZURE);
     outcome o = replay(&c, AZURE, "--rate", "30");
     assert_int_equal(o.status, 0);
     check_json(o.json);

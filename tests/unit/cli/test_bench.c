@@ -2,8 +2,10 @@
  * nothing went well and of names that mean something in either. */
 #include "cli_test.h"
 #include "bench_report.h"
+#include "bench_workload.h"
 #include "../../support/markup.h"
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 
 static const char nasty[] = "a\"b<c>&\n\xff";
@@ -110,8 +112,47 @@ static void pages_that_are_wrong(void **state) {
     assert_null(markup_wrong("<!DOCTYPE html><p class=\"x\">a<br/><b>c</b></p>", why));
 }
 
+/* Each line is one request of the plan, with the very tokens that would be sent. */
+static void a_workload(void **state) {
+    enum { N = 40, LONGEST = 30 };
+    kvf_load_options o = {
+        .seed = 5, .vocab = 70000, .context = 99, .rate = 1, .requests = N, .input = {1, LONGEST}, .output = {2, 9}};
+    kvf_load_plan p;
+    kvf_error err = {0};
+    uint32_t ids[LONGEST];
+    char *text = NULL;
+    size_t len_bytes;
+    FILE *f = open_memstream(&text, &len_bytes);
+    assert_int_equal(kvf_load_plan_make(&o, &p, &err), KVF_OK);
+    assert_int_equal(kvf_bench_workload_write(&p, f), KVF_OK);
+    fclose(f);
+    char *line = text;
+    for (uint32_t i = 0; i < N; i++) {
+        char *end = strchr(line, '\n');
+        assert_non_null(end);
+        *end = 0;
+        json_error_t why;
+        json_t *j = json_loads(line, JSON_REJECT_DUPLICATES, &why), *prompt = json_object_get(j, "prompt");
+        assert_true(fabs(number(j, "due_s") * 1e9 - (double)p.requests[i].at_ns) < 1);
+        assert_true(number(j, "output") == p.requests[i].output);
+        assert_int_equal(json_array_size(prompt), p.requests[i].input);
+        kvf_load_plan_prompt(&p, i, ids);
+        for (uint32_t at = 0; at < p.requests[i].input; at++)
+            assert_int_equal(json_integer_value(json_array_get(prompt, at)), ids[at]);
+        json_decref(j);
+        line = end + 1;
+    }
+    assert_int_equal(*line, 0);
+    free(text);
+    f = fopen("/dev/full", "w");
+    setbuf(f, NULL);
+    assert_int_equal(kvf_bench_workload_write(&p, f), KVF_ERR_IO);
+    fclose(f);
+    kvf_load_plan_fini(&p);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(of_nothing), cmocka_unit_test(of_a_search), cmocka_unit_test(pages_that_are_wrong)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_workload), cmocka_unit_test(of_nothing),
+        cmocka_unit_test(of_a_search), cmocka_unit_test(pages_that_are_wrong)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
