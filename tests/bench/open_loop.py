@@ -15,13 +15,14 @@ TRIALS_MAX = 64
 
 
 class Goodput:
-    """The search of kvf/load_goodput.h: double or halve, then the geometric mean, until failing / passing <= 1 + tolerance."""
+    """The search of kvf/load_goodput.h: up or down by factors that grow, then the geometric mean, until failing / passing <=
+    1 + tolerance."""
 
     def __init__(self, start, low, high, tolerance):
         self.low, self.high, self.tolerance = low, high, tolerance
         self.passing = self.failing = 0.0
         self.next = min(max(start, low), high)
-        self.trials, self.over = 0, False
+        self.trials, self.over, self.factor = 0, False, 1.25
 
     def tell(self, passed):
         if passed:
@@ -32,12 +33,10 @@ class Goodput:
         if self.passing and self.failing:
             self.over = self.failing <= self.passing * (1 + self.tolerance)
             self.next = math.sqrt(self.passing * self.failing)
-        elif passed:
-            self.over = self.next >= self.high
-            self.next = min(self.next * 2, self.high)
         else:
-            self.over = self.next <= self.low
-            self.next = max(self.next / 2, self.low)
+            self.over = self.next >= self.high if passed else self.next <= self.low
+            self.next = min(self.next * self.factor, self.high) if passed else max(self.next / self.factor, self.low)
+            self.factor = min(self.factor ** 2, 2)
         self.over = self.over or self.trials == TRIALS_MAX
 
 

@@ -167,11 +167,11 @@ def search_finds_any_limit():
     g = open_loop.Goodput(1, 0.25, 8, 0.05)
     while not g.over:
         g.tell(True)
-    expect((g.passing, g.failing, g.trials) == (8, 0, 4), "all hold")
+    expect((g.passing, g.failing, g.trials) == (8, 0, 6), "all hold")
     g = open_loop.Goodput(100, 0.25, 8, 0.05)
     while not g.over:
         g.tell(False)
-    expect((g.passing, g.failing, g.trials) == (0, 0.25, 6), "none holds")
+    expect((g.passing, g.failing, g.trials) == (0, 0.25, 8), "none holds")
 
 
 def search_on_a_server(folder):
@@ -185,19 +185,19 @@ def search_on_a_server(folder):
         server = await s.start()
         p = await asyncio.create_subprocess_exec(
             sys.executable, os.path.join(HERE, "vllm_peer"), "goodput", "--server", server, "--workload", workload, "--warmup", "2",
-            "--rate", "200", "--ttft", "60s", "--tpot", "60s", "--tolerance", "50", "-o", out, "--cache", folder, *more,
+            "--rate", "200", "--ttft", "60s", "--tpot", "60s", "--tolerance", "12", "-o", out, "--cache", folder, *more,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         text, errors = await asyncio.wait_for(p.communicate(), 120)
         with open(out) as f:
             return s, p.returncode, text.decode(), errors.decode(), json.load(f)
     s, status, text, errors, j = asyncio.run(go())
     g = j["goodput"]
-    expect(status == 0 and "vllm goodput 400.000 requests/s" in text, f"400/s: {text}{errors}")
+    expect(status == 0 and "vllm goodput 250.000 requests/s" in text, f"250/s: {text}{errors}")
     rates = [round(t["rate"], 3) for t in g["trials"]]
-    expect(rates == [200, 400, 800, 565.685] and g["rate"] == 400 and abs(g["failing_rate"] - 565.685) < 0.001, f"rates {rates}")
-    expect([t["passed"] for t in g["trials"]] == [True, True, False, False] and g["trials"][0]["counted"] == 10, "verdicts")
-    expect((j["completed"], j["num_prompts"], j["request_rate"], j["total_output_tokens"]) == (10, 10, 400, 40), "the best trial's figures")
-    expect(len(s.salts) == 4 and len(set(s.salts)) == 4, "a cache salt for each trial")
+    expect(rates == [200, 250, 390.625, 312.5, 279.508] and g["rate"] == 250 and abs(g["failing_rate"] - 279.508) < 0.001, f"rates {rates}")
+    expect([t["passed"] for t in g["trials"]] == [True, True, False, False, False] and g["trials"][0]["counted"] == 10, "verdicts")
+    expect((j["completed"], j["num_prompts"], j["request_rate"], j["total_output_tokens"]) == (10, 10, 250, 40), "the best trial's figures")
+    expect(len(s.salts) == 5, "a cache salt for each trial")
     sent = [b for b in s.bodies if b["cache_salt"] == s.salts[0]]
     expect(sent and all(b["prompt"] == [WELL, *range(1000)] and b["max_tokens"] == 4 for b in sent), "prompts")
     expect(all(b["ignore_eos"] is True and b["temperature"] == 0 and b["stream"] is True for b in sent), "outputs of full length")
