@@ -213,7 +213,7 @@ def peer(folder, *args, wait=True):
     """vllm_peer with this file in the place of vLLM's Python."""
     python, pid = os.path.join(folder, "python"), os.path.join(folder, "pid")
     with open(python, "w") as f:
-        f.write(f"#!/bin/sh\ncase \"$*\" in *'cli.main serve'*) ;; *model*) mkdir \"$4\"; exit ;; *) exit ;; esac\n"
+        f.write(f"#!/bin/sh\ncase \"$*\" in *openai.api_server*) ;; *model*) mkdir \"$4\"; exit ;; *) exit ;; esac\n"
                 f"while [ \"$1\" != --port ]; do shift; done\nexec '{sys.executable}' '{os.path.abspath(__file__)}' stand-in \"$2\" '{pid}'\n")
     os.chmod(python, 0o755)
     p = subprocess.Popen([sys.executable, os.path.join(HERE, "vllm_peer"), *args, "--cache", folder], stdout=subprocess.PIPE,
