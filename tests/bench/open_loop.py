@@ -144,9 +144,10 @@ async def exchange(server, message, a, on_token):
 
 class Trial:
     """One run of the workload at one rate. `limits`: (TTFT, TPOT) in seconds, 0: none. Ends early (cut_short) once fewer than `share` of
-    the counted can be inside; share 0: never."""
+    the counted can be inside; share 0: never. `unloaded`: each request when the one before is over, whatever the rate."""
 
-    def __init__(self, server, model, workload, rate, salt, limits, share, warmup, timeout):
+    def __init__(self, server, model, workload, rate, salt, limits, share, warmup, timeout, unloaded=False):
+        self.unloaded = unloaded
         self.server, self.model, self.workload, self.rate, self.salt = server, model, workload, rate, salt
         self.limits, self.share, self.warmup, self.timeout = limits, share, warmup, timeout
         self.messages = [request_bytes(server, model, r, salt) for r in workload]  # made before, so that sending costs little
@@ -188,7 +189,7 @@ class Trial:
     async def send_all(self):
         start, tasks = time.monotonic() + 0.05, []
         for i, request in enumerate(self.workload):
-            due = start + request["due_s"] / self.rate
+            due = time.monotonic() if self.unloaded else start + request["due_s"] / self.rate
             while (left := due - time.monotonic()) > 0 and not self.early.is_set():
                 try:
                     await asyncio.wait_for(self.early.wait(), left)
@@ -198,7 +199,7 @@ class Trial:
                 break
             self.answers.append(Answer(due, request))
             tasks.append(asyncio.create_task(self.one(i)))
-            await asyncio.sleep(0)
+            await (tasks[-1] if self.unloaded else asyncio.sleep(0))
         return tasks
 
     async def run(self):
