@@ -216,6 +216,25 @@ def unloaded_is_one_at_a_time():
     expect(all(b.due >= a.end > a.due for a, b in zip(t.answers, t.answers[1:])) and len(t.answers) == 3, "one after the other")
 
 
+def ends_when_told(folder):
+    """Also between requests that wait for each other."""
+    workload = os.path.join(folder, "silent")
+    with open(workload, "w") as f:
+        f.writelines(json.dumps(request(SILENT)) + "\n" for _ in range(3))
+
+    async def go():
+        s = StandIn()
+        p = await asyncio.create_subprocess_exec(
+            sys.executable, os.path.join(HERE, "vllm_peer"), "goodput", "--server", await s.start(), "--workload", workload, "--unloaded",
+            "--timeout", "2s", "--cache", folder)
+        while len(s.bodies) < 1 + 3 + 1:  # one token, the first requests, and one alone
+            await asyncio.sleep(0.01)
+        p.terminate()
+        status = await asyncio.wait_for(p.wait(), 60)
+        expect(status == 128 + 15 and len(s.bodies) == 5, f"ended by SIGTERM: {status}, {len(s.bodies)} requests")
+    asyncio.run(asyncio.wait_for(go(), 100))
+
+
 # ---- its own server ----
 
 def peer(folder, *args, wait=True):
@@ -282,9 +301,9 @@ def main():
                  unloaded_is_one_at_a_time, search_finds_any_limit):
         test()
     with tempfile.TemporaryDirectory() as folder:
-        for test in (search_on_a_server, no_server_is_left, skips_without):
+        for test in (search_on_a_server, ends_when_told, no_server_is_left, skips_without):
             test(folder)
-    print("10 passed, 0 failed")
+    print("11 passed, 0 failed")
 
 
 if __name__ == "__main__":
