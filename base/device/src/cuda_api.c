@@ -91,26 +91,22 @@ static kvf_status load_runtime(const char *wanted, kvf_cuda_api *api, kvf_error 
 static kvf_status look_at_device(kvf_cuda_api *api, uint32_t index, kvf_error *err) {
     kvf_cuda_device *d = &api->devices[index];
     int major = 0, minor = 0, processors = 0, handle = 0;
-    size_t free_bytes = 0, total_bytes = 0;
+    size_t total_bytes = 0;
     const char *call = "cudaDeviceGetAttribute";
     int error = api->device_attribute(&major, KVF_CUDA_ATTR_MAJOR, (int)index);
     if (!error) error = api->device_attribute(&minor, KVF_CUDA_ATTR_MINOR, (int)index);
     if (!error) error = api->device_attribute(&processors, KVF_CUDA_ATTR_PROCESSORS, (int)index);
-    if (!error) {
-        call = "cudaSetDevice";
-        error = api->device_set((int)index);
-    }
-    if (!error) {
-        call = "cudaMemGetInfo";
-        error = api->memory_info(&free_bytes, &total_bytes);
+    if (!error) { /* the runtime's own call for it would make a context */
+        call = "cuDeviceTotalMem";
+        error = api->driver.device_get(&handle, (int)index);
+        if (!error) error = api->driver.device_memory(&total_bytes, handle);
     }
     if (error) return kvf_fail(err, KVF_ERR_UNSUPPORTED, "GPU %u: %s", index, kvf_cuda_text(api, call, error));
     *d = (kvf_cuda_device){.index = index,
         .capability = (uint32_t)(major * 10 + minor),
         .processors = (uint32_t)processors,
-        .total_bytes = total_bytes,
-        .free_bytes = free_bytes};
-    if (api->driver.device_get(&handle, (int)index) || api->driver.device_name(d->name, (int)sizeof d->name, handle))
+        .total_bytes = total_bytes};
+    if (api->driver.device_name(d->name, (int)sizeof d->name, handle))
         snprintf(d->name, sizeof d->name, "GPU %u", index);
     d->name[sizeof d->name - 1] = 0;
     return KVF_OK;
@@ -127,7 +123,6 @@ static kvf_status look_at_devices(kvf_cuda_api *api, kvf_error *err) {
     api->devices_count = (uint32_t)KVF_MIN(count, KVF_CUDA_DEVICES_MAX);
     kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < api->devices_count && status == KVF_OK; i++) status = look_at_device(api, i, err);
-    if (status == KVF_OK && api->device_set(0)) api->last_error(); /* who uses it sets it: no later call is to blame */
     return status;
 }
 
@@ -144,6 +139,17 @@ void kvf_cuda_unload(kvf_cuda_api *api) {
     for (size_t i = 0; i < KVF_COUNT_OF(api->libraries); i++)
         if (api->libraries[i]) dlclose(api->libraries[i]);
     memset(api, 0, sizeof *api);
+}
+
+const char *kvf_cuda_found(const kvf_cuda_api *api, char *out, size_t room_bytes) {
+    int used = snprintf(out, room_bytes, "CUDA runtime %d.%d, driver %d.%d", api->runtime_number / 1000,
+        api->runtime_number % 1000 / 10, api->driver_number / 1000, api->driver_number % 1000 / 10);
+    for (uint32_t i = 0; i < api->devices_count && used > 0 && (size_t)used < room_bytes; i++) {
+        const kvf_cuda_device *d = &api->devices[i];
+        used += snprintf(out + used, room_bytes - (size_t)used, ", GPU %u %s (sm_%u, %llu GiB)", i, d->name,
+            d->capability, (unsigned long long)(d->total_bytes >> 30));
+    }
+    return out;
 }
 
 kvf_status kvf_cuda_usable(const kvf_cuda_api *api, uint32_t device, kvf_error *err) {

@@ -64,6 +64,7 @@ FAKE_API void fake_cuda_get(fake_cuda_settings *settings);
 typedef struct {
     uint64_t memory_bytes; /* of the devices, in use */
     uint32_t allocations, host_allocations, streams, events, opened_handles, graphs, comms;
+    uint32_t contexts; /* a bit for each device that cudaSetDevice has named since the last reset */
     uint32_t products; /* handles, descriptions, layouts and preferences of cuBLASLt */
     uint64_t copies, kernels, sends, recvs; /* operations done since the last reset */
 } fake_cuda_counts;

@@ -23,6 +23,13 @@ int cuDeviceGet(int *device, int ordinal) {
     *device = ordinal;
     return 0;
 }
+int cuDeviceTotalMem_v2(size_t *total_bytes, int device) {
+    fake_cuda_settings s;
+    fake_cuda_get(&s);
+    if (device < 0 || device >= (int)s.devices) return KVF_CUDA_INVALID_DEVICE;
+    *total_bytes = s.memory_bytes;
+    return 0;
+}
 int cuDeviceGetName(char *name, int room_bytes, int device) {
     return snprintf(name, (size_t)room_bytes, "Fake %d", device) < room_bytes ? 0 : KVF_CUDA_INVALID_VALUE;
 }

@@ -97,6 +97,7 @@ void fake_cuda_reset(void) {
     if (was_broken) fake.life++; /* what a broken device had to do is never done */
     fake.sticky = 0;
     fake_counted.copies = fake_counted.kernels = fake_counted.sends = fake_counted.recvs = 0;
+    fake_counted.contexts = 0;
     know();
     pthread_mutex_unlock(&fake_lock);
     thread_error = 0;
@@ -246,8 +247,12 @@ static int check_device(int device) {
 int cudaSetDevice(int device) {
     FAKE_ENTER();
     int error = check_device(device);
-    if (!error) thread_device = device;
-    return error;
+    if (error) return error;
+    thread_device = device;
+    pthread_mutex_lock(&fake_lock);
+    fake_counted.contexts |= 1u << device; /* since CUDA 12 at once, not at the first use */
+    pthread_mutex_unlock(&fake_lock);
+    return 0;
 }
 int cudaGetDevice(int *device) {
     FAKE_ENTER();

@@ -77,8 +77,8 @@ static void each_thing_that_is_missing_is_named(void **state) {
     assert_int_equal(kvf_cuda_load(&fake_libraries, &api, &err), KVF_OK);
     kvf_cuda_unload(&api);
     fake_cuda_set(&usual);
-    fake_cuda_fault("cudaMemGetInfo", 1, FAKE_FAIL, KVF_CUDA_OUT_OF_MEMORY);
-    refused(&fake_libraries, "GPU 0: cudaMemGetInfo: out of memory (cudaErrorMemoryAllocation)");
+    fake_cuda_fault("cudaDeviceGetAttribute", 1, FAKE_FAIL, KVF_CUDA_OUT_OF_MEMORY);
+    refused(&fake_libraries, "GPU 0: cudaDeviceGetAttribute: out of memory (cudaErrorMemoryAllocation)");
     kvf_nccl_api nccl;
     l.nccl = "libno-such-nccl.so";
     assert_int_equal(kvf_nccl_load(&l, &nccl, &err), KVF_ERR_UNSUPPORTED);
@@ -108,8 +108,17 @@ static void devices_are_listed_and_old_ones_refused(void **state) {
     fake_cuda_set(&s);
     kvf_cuda_api api;
     kvf_error err = {0};
+    fake_cuda_counts before, after;
+    fake_cuda_count(&before);
     assert_int_equal(kvf_cuda_load(&fake_libraries, &api, &err), KVF_OK);
+    fake_cuda_count(&after);
+    assert_int_equal(after.contexts, before.contexts); /* looking takes nothing of a device */
     assert_int_equal(api.devices_count, 2);
+    char found[256];
+    assert_string_equal(kvf_cuda_found(&api, found, sizeof found),
+        "CUDA runtime 13.0, driver 13.0, GPU 0 Fake 0 (sm_75, 1 GiB), GPU 1 Fake 1 (sm_75, 1 GiB)");
+    kvf_cuda_found(&api, found, 40);
+    assert_string_equal(found, "CUDA runtime 13.0, driver 13.0, GPU 0 F");
     assert_string_equal(api.devices[1].name, "Fake 1");
     assert_int_equal(api.devices[1].capability, 75);
     assert_int_equal(api.devices[1].total_bytes, s.memory_bytes);

@@ -373,9 +373,9 @@ static int about(void) {
     printf("{\"driver_cuda\":%d,\"runtime\":%d,\"nccl\":%d,\"devices\":[", cuda.driver_number, cuda.runtime_number,
         has_nccl ? nccl.number : 0);
     for (uint32_t i = 0; i < cuda.devices_count; i++)
-        printf("%s{\"name\":\"%s\",\"capability\":%u,\"processors\":%u,\"total_bytes\":%llu,\"free_bytes\":%llu}",
-            i ? "," : "", cuda.devices[i].name, cuda.devices[i].capability, cuda.devices[i].processors,
-            (unsigned long long)cuda.devices[i].total_bytes, (unsigned long long)cuda.devices[i].free_bytes);
+        printf("%s{\"name\":\"%s\",\"capability\":%u,\"processors\":%u,\"total_bytes\":%llu}", i ? "," : "",
+            cuda.devices[i].name, cuda.devices[i].capability, cuda.devices[i].processors,
+            (unsigned long long)cuda.devices[i].total_bytes);
     printf("]}\n");
     return 0;
 }

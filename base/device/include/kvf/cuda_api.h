@@ -69,7 +69,8 @@ enum { /* cudaDeviceAttr */
     X(init, cuInit, (unsigned flags))                                                                                  \
     X(version, cuDriverGetVersion, (int *version))                                                                     \
     X(device_get, cuDeviceGet, (int *device, int ordinal))                                                             \
-    X(device_name, cuDeviceGetName, (char *name, int room_bytes, int device))
+    X(device_name, cuDeviceGetName, (char *name, int room_bytes, int device))                                          \
+    X(device_memory, cuDeviceTotalMem_v2, (size_t * total_bytes, int device))
 
 #define KVF_CUDA_RUNTIME_FUNCTIONS(X)                                                                                  \
     X(runtime_version, cudaRuntimeGetVersion, (int *version))                                                          \
@@ -178,7 +179,7 @@ typedef struct {
     char name[64];
     uint32_t capability; /* 90: sm_90 */
     uint32_t processors;
-    uint64_t total_bytes, free_bytes; /* free: when it was loaded */
+    uint64_t total_bytes;
 } kvf_cuda_device;
 
 typedef struct {
@@ -205,10 +206,13 @@ typedef struct {
     const char *driver, *runtime, *nccl;
 } kvf_cuda_libraries;
 
-/* Opens driver and runtime and looks at the devices. KVF_ERR_UNSUPPORTED with a sentence that names what is missing or
+/* Opens driver and runtime and looks at the devices, without a context on any: that takes half a gigabyte of each, and
+ * is for who uses one. KVF_ERR_UNSUPPORTED with a sentence that names what is missing or
  * too old: driver, runtime, GPU. A device below sm_80 is listed; using it is refused by kvf_cuda_usable. */
 kvf_status kvf_cuda_load(const kvf_cuda_libraries *libraries, kvf_cuda_api *out, kvf_error *err);
 void kvf_cuda_unload(kvf_cuda_api *api);
+/* "CUDA runtime 13.0, driver 13.1, GPU 0 NVIDIA H200 (sm_90, 139 GiB), GPU 1 ...", cut where there is no room. */
+const char *kvf_cuda_found(const kvf_cuda_api *api, char *out, size_t room_bytes);
 kvf_status kvf_cuda_usable(const kvf_cuda_api *api, uint32_t device, kvf_error *err);
 kvf_status kvf_nccl_load(const kvf_cuda_libraries *libraries, kvf_nccl_api *out, kvf_error *err);
 void kvf_nccl_unload(kvf_nccl_api *api);
