@@ -84,7 +84,6 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->kv_type = kv_type_of(c);
     w->kernels = kernels_of(c);
     w->backend = kvf_config_string(c, "engine.backend");
-    w->device_memory_share = kvf_config_u32(c, "engine.device_memory_percent") / 100.0;
     w->plugin = kvf_config_string(c, "engine.plugin");
     w->threads = kvf_config_u32(c, "engine.threads");
     w->cores = kvf_config_string(c, "engine.cores");
@@ -125,6 +124,7 @@ static int run_worker(const kvf_config *c, kvf_role role, const char *name, kvf_
     options.cache_folder = cache_folder(c, cache, sizeof cache);
     int status = kvf_settings_devices(c, &options.device);
     if (status != KVF_EXIT_OK) return status;
+    options.device_memory_share = kvf_settings_memory_percent(c, 0) / 100.0;
     options.tls = tls->cluster;
     char source[64]; /* NCCL has no encryption: beside certificates it takes somebody who asks for it */
     kvf_config_source(c, "node.transports", source, sizeof source);

@@ -20,7 +20,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { NODES_MAX = 32, STRINGS_MAX = NODES_MAX * 5 + KVF_SETTINGS_FLAGS_MAX + 16 };
+enum { NODES_MAX = 32, STRINGS_MAX = NODES_MAX * 7 + KVF_SETTINGS_FLAGS_MAX + 16 };
 
 typedef struct {
     const kvf_settings_options *o;
@@ -136,6 +136,21 @@ static void log_division(const cluster *k, uint32_t prefill, uint32_t decode) {
     kvf_buf_fini(&text);
 }
 
+/* Which device of the list, and its share: nodes on the same device divide that, so that none finds it full. */
+static void add_device(cluster *k, kvf_child *c) {
+    static const char key[] = "engine.devices";
+    if (strcmp(kvf_config_string(k->config, "engine.backend"), "cpu") == 0) return;
+    size_t devices = kvf_config_list_count(k->config, key), mine = k->nodes % devices;
+    const char *device = kvf_config_list_string(k->config, key, mine);
+    uint32_t sharing = 0, percent = kvf_settings_memory_percent(k->config, mine);
+    for (uint32_t i = 0; i < k->nodes_all; i++)
+        sharing += strcmp(kvf_config_list_string(k->config, key, i % devices), device) == 0;
+    char text[16];
+    snprintf(text, sizeof text, "%u", percent ? KVF_MAX(percent / sharing, 1u) : 0);
+    arg(c, KEEP(k, "--devices=", device));
+    arg(c, KEEP(k, "--device-memory-percent=", text));
+}
+
 static void add_node(cluster *k, const char *command, char letter, uint32_t index, kvf_child *router) {
     kvf_child *c = &k->children[k->nodes];
     char id[16], address[160];
@@ -152,9 +167,7 @@ static void add_node(cluster *k, const char *command, char letter, uint32_t inde
     arg(c, KEEP(k, "--node-id=", id));
     arg(c, KEEP(k, "--control=", address));
     add_cores(k, c);
-    uint32_t devices = kvf_config_list_count(k->config, "engine.devices");
-    if (devices > 1)
-        arg(c, KEEP(k, "--devices=", kvf_config_list_string(k->config, "engine.devices", k->nodes % devices)));
+    add_device(k, c);
     arg(router, KEEP(k, "--node=", id, letter == 'p' ? ",prefill," : ",decode,", address));
     k->nodes++;
 }

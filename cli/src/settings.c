@@ -141,6 +141,8 @@ int kvf_settings_wrong(const kvf_config *c, const char *key, const char *fmt, ..
     return KVF_EXIT_CONFIG;
 }
 
+#define SHARES "engine.device_memory_percent"
+
 int kvf_settings_devices(const kvf_config *c, uint32_t *first) {
     enum { MOST = 1023 };
     static const char key[] = "engine.devices", allowed[] = "expected numbers of CUDA devices from 0 on, as in [0, 1]";
@@ -153,7 +155,15 @@ int kvf_settings_devices(const kvf_config *c, uint32_t *first) {
         if (digits == 0 || text[digits] || n > MOST) return kvf_settings_wrong(c, key, "'%s': %s", text, allowed);
         *first = (uint32_t)n;
     }
+    size_t shares = kvf_config_list_count(c, SHARES);
+    if (shares != 1 && shares != count)
+        return kvf_settings_wrong(c, SHARES,
+            "%zu shares for %zu devices (engine.devices), expected one for all or one for each", shares, count);
     return KVF_EXIT_OK;
+}
+
+uint32_t kvf_settings_memory_percent(const kvf_config *c, size_t index) {
+    return kvf_config_list_u32(c, SHARES, kvf_config_list_count(c, SHARES) == 1 ? 0 : index);
 }
 
 bool kvf_settings_local(const char *address) {

@@ -27,8 +27,11 @@ kvf_config *kvf_settings_load(const kvf_command *command, const kvf_settings_opt
 void kvf_settings_apply_log(const kvf_config *c, const char *node);
 /* Prints "kvferry: key: message"; returns KVF_EXIT_CONFIG. */
 int kvf_settings_wrong(const kvf_config *c, const char *key, const char *fmt, ...) KVF_PRINTF(3, 4);
-/* Checks engine.devices, all of it; *first: the device that a node takes. */
+/* Checks engine.devices, all of it, and that engine.device_memory_percent is for one or for each of them; *first: the
+ * device that a node takes. */
 int kvf_settings_devices(const kvf_config *c, uint32_t *first);
+/* Of the device at `index` of engine.devices, after that check. */
+uint32_t kvf_settings_memory_percent(const kvf_config *c, size_t index);
 /* Whether an address stays on this host: loopback or a Unix socket. */
 bool kvf_settings_local(const char *address);
 #endif

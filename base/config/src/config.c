@@ -92,7 +92,7 @@ static bool set_text(kvf_config *c, size_t index, kvf_config_origin origin, cons
     uint64_t number;
     double real;
     char why[1000];
-    if (k->type != KVF_CONFIG_STRINGS) {
+    if (!kvf_config_is_list(k)) {
         if (!kvf_config_parse(k, text, &number, &real, why, sizeof why)) {
             kvf_config_error_add(c, place, k->key, "%s", why);
             return false;
@@ -109,9 +109,8 @@ static bool set_text(kvf_config *c, size_t index, kvf_config_origin origin, cons
         if (ok) items[count++] = p;
     }
     if (!ok) kvf_config_error_add(c, place, k->key, "%s", count == KVF_COUNT_OF(items) ? "too many items" : why);
-    if (ok && (count < k->min || (k->max && count > k->max))) {
-        kvf_config_error_add(c, place, k->key, "%zu items, expected %llu to %llu", count, (unsigned long long)k->min,
-            (unsigned long long)k->max);
+    if (ok && !kvf_config_count_fits(k, count, why, sizeof why)) {
+        kvf_config_error_add(c, place, k->key, "%s", why);
         ok = false;
     }
     if (ok) kvf_config_store(c, index, origin, place, NULL, items, count);
@@ -237,9 +236,19 @@ double kvf_config_double(const kvf_config *c, const char *key) {
     return value_of(c, key, KVF_CONFIG_DOUBLE, KVF_CONFIG_DOUBLE, KVF_CONFIG_DOUBLE)->real;
 }
 size_t kvf_config_list_count(const kvf_config *c, const char *key) {
-    const config_value *v = value_of(c, key, KVF_CONFIG_STRINGS, KVF_CONFIG_MAPS, KVF_CONFIG_MAPS);
+    const config_value *v = value_of(c, key, KVF_CONFIG_U32S, KVF_CONFIG_STRINGS, KVF_CONFIG_MAPS);
     const kvf_config_key *k = &c->schema->keys[v - c->values];
     return k->type == KVF_CONFIG_MAPS ? v->item_count / k->field_count : v->item_count;
+}
+uint32_t kvf_config_list_u32(const kvf_config *c, const char *key, size_t index) {
+    const config_value *v = value_of(c, key, KVF_CONFIG_U32S, KVF_CONFIG_U32S, KVF_CONFIG_U32S);
+    uint64_t number;
+    double real;
+    char why[1000];
+    KVF_ASSERT(index < v->item_count);
+    bool ok = kvf_config_parse(&c->schema->keys[v - c->values], v->items[index], &number, &real, why, sizeof why);
+    KVF_ASSERT(ok); /* it was, when it was stored */
+    return (uint32_t)number;
 }
 const char *kvf_config_list_string(const kvf_config *c, const char *key, size_t index) {
     const config_value *v = value_of(c, key, KVF_CONFIG_STRINGS, KVF_CONFIG_STRINGS, KVF_CONFIG_STRINGS);

@@ -15,7 +15,7 @@ typedef struct {
     kvf_config_origin origin;
     char *place; /* owned: "file:line:col", name of the variable or flag */
     char *text; /* owned: as written; of scalars */
-    char **items; /* owned: texts of STRINGS; of MAPS, field_count texts a map (NULL: not given) */
+    char **items; /* owned: texts of U32S and STRINGS; of MAPS, field_count texts a map (NULL: not given) */
     size_t item_count;
     uint64_t number; /* also of BOOL */
     double real;
@@ -30,6 +30,13 @@ struct kvf_config {
 };
 
 enum { CONFIG_ERRORS_MAX = 100, CONFIG_TEXT_MAX = 4096, CONFIG_ITEMS_MAX = 4096 };
+
+/* A list whose items are scalars. */
+static inline bool kvf_config_is_list(const kvf_config_key *k) {
+    return k->type == KVF_CONFIG_U32S || k->type == KVF_CONFIG_STRINGS;
+}
+/* false: why says how many items there may be. */
+bool kvf_config_count_fits(const kvf_config_key *k, size_t count, char *why, size_t why_bytes);
 
 /* Adds "place: key: <text>". */
 void kvf_config_error_add(kvf_config *c, const char *place, const char *key, const char *fmt, ...) KVF_PRINTF(4, 5);

@@ -51,8 +51,10 @@ static const kvf_config_key keys[] = {
         "folder of packed weights, which the nodes of a host share; auto: in the user's cache folder; off: none"),
     KEY("engine.devices", STRINGS, "0", 0, 0, "devices",
         "numbers of the CUDA devices of this host; a node takes one, the nodes of serve take turns"),
-    KEY("engine.device_memory_percent", U32, "90", 0, 98, "device-memory-percent",
-        "share of a device's memory for KV blocks, of what the weights leave free; 0: kv.memory"),
+    KEY("engine.device_memory_percent", U32S, "90", 0, 98, "device-memory-percent",
+        "share of a device's memory for KV blocks, of what the weights leave free, divided between the nodes that "
+        "serve "
+        "puts on it: one for all devices or, as [90, 50], one for each of engine.devices; 0: kv.memory"),
     KEY("engine.plugin", STRING, NULL, 0, 0, "plugin",
         "device code (libkvferry-cuda.so); beside the program when not set"),
     KEY("engine.context", U32, "0", 0, 1u << 24, "context", "longest sequence in tokens; 0: what the model says"),

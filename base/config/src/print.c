@@ -5,7 +5,9 @@
 void kvf_config_format(const kvf_config_key *k, const config_value *v, FILE *out) {
     if (v->origin == KVF_CONFIG_FROM_NOWHERE) {
         fputs("-", out);
-    } else if (k->type == KVF_CONFIG_STRINGS) {
+    } else if (k->type == KVF_CONFIG_U32S && v->item_count == 1) {
+        fputs(v->items[0], out);
+    } else if (kvf_config_is_list(k)) {
         fputs("[", out);
         for (size_t i = 0; i < v->item_count; i++) fprintf(out, "%s%s", i ? ", " : "", v->items[i]);
         fputs("]", out);
@@ -93,6 +95,7 @@ static void json_choices(const char *choices, FILE *out) {
 static void json_type(const kvf_config_key *k, FILE *out) {
     switch (k->type) {
     case KVF_CONFIG_BOOL: fputs("\"type\": \"boolean\"", out); break;
+    case KVF_CONFIG_U32S: /* one of them */
     case KVF_CONFIG_U32:
     case KVF_CONFIG_U64:
         fprintf(out, "\"type\": \"integer\", \"minimum\": %llu", (unsigned long long)k->min);
@@ -116,8 +119,8 @@ static void json_type(const kvf_config_key *k, FILE *out) {
 
 static void json_default(const kvf_config_key *k, FILE *out) {
     if (!k->initial || k->type == KVF_CONFIG_STRINGS) return;
-    bool bare = k->type == KVF_CONFIG_BOOL || k->type == KVF_CONFIG_U32 || k->type == KVF_CONFIG_U64 ||
-                k->type == KVF_CONFIG_DOUBLE;
+    bool bare = k->type == KVF_CONFIG_BOOL || k->type == KVF_CONFIG_U32 || k->type == KVF_CONFIG_U32S ||
+                k->type == KVF_CONFIG_U64 || k->type == KVF_CONFIG_DOUBLE;
     fputs(", \"default\": ", out);
     if (bare)
         fputs(k->initial, out);
@@ -144,6 +147,12 @@ static void json_key(const kvf_config_key *k, FILE *out) {
         for (size_t f = 0, n = 0; f < k->field_count; f++)
             if (!k->fields[f].initial) fprintf(out, "%s\"%s\"", n++ ? ", " : "", k->fields[f].key);
         fputs("]", out);
+    } else if (k->type == KVF_CONFIG_U32S) {
+        fputs("\"anyOf\": [{", out);
+        json_type(k, out);
+        fputs("}, {\"type\": \"array\", \"minItems\": 1, \"items\": {", out);
+        json_type(k, out);
+        fputs("}}]", out);
     } else {
         json_type(k, out);
     }
@@ -184,7 +193,8 @@ static bool listed(const char *prefixes, const char *key) {
 }
 
 void kvf_config_flags_help(const kvf_config_schema *s, const char *prefixes, FILE *out) {
-    static const char *const words[] = {"TEXT", "ADDRESS", "", "BOOL", "N", "N", "SIZE", "TIME", "X", "LIST", ""};
+    static const char *const words[] = {
+        "TEXT", "ADDRESS", "", "BOOL", "N", "N", "SIZE", "TIME", "X", "N,..", "LIST", ""};
     for (size_t i = 0; i < s->count; i++) {
         const kvf_config_key *k = &s->keys[i];
         char left[80];

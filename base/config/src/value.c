@@ -68,6 +68,7 @@ const char *kvf_config_expected(const kvf_config_key *k, char *b, size_t n) {
     case KVF_CONFIG_SIZE: snprintf(b, n, "a size like 4096, 64KiB, 512MiB or 2GiB"); break;
     case KVF_CONFIG_DURATION: snprintf(b, n, "a duration like 250ms, 3s or 5m"); break;
     case KVF_CONFIG_DOUBLE: snprintf(b, n, "a number"); break;
+    case KVF_CONFIG_U32S: snprintf(b, n, "a whole number, or a list of them"); break;
     case KVF_CONFIG_STRINGS: snprintf(b, n, k->choices ? "a list of: %s" : "a list of texts", k->choices); break;
     case KVF_CONFIG_MAPS: snprintf(b, n, "a list of maps"); break;
     }
@@ -87,7 +88,7 @@ static void write_number(const kvf_config_key *k, uint64_t v, char *b, size_t n)
 
 static bool in_range(const kvf_config_key *k, uint64_t v, char *why, size_t n) {
     char low[40], high[40];
-    uint64_t max = k->max ? k->max : k->type == KVF_CONFIG_U32 ? UINT32_MAX : UINT64_MAX;
+    uint64_t max = k->max ? k->max : k->type == KVF_CONFIG_U32 || k->type == KVF_CONFIG_U32S ? UINT32_MAX : UINT64_MAX;
     if (v >= k->min && v <= max) return true;
     write_number(k, k->min, low, sizeof low);
     write_number(k, max, high, sizeof high);
@@ -131,6 +132,7 @@ bool kvf_config_parse(const kvf_config_key *k, const char *text, uint64_t *numbe
         *number = strcmp(text, "true") == 0;
         ok = *number || strcmp(text, "false") == 0;
         break;
+    case KVF_CONFIG_U32S: /* an item of it */
     case KVF_CONFIG_U32:
     case KVF_CONFIG_U64: ok = (end = digits(text, number)) && !*end && in_range(k, *number, why, n); break;
     case KVF_CONFIG_SIZE:
@@ -146,6 +148,18 @@ bool kvf_config_parse(const kvf_config_key *k, const char *text, uint64_t *numbe
     if (!ok && !why[0])
         snprintf(why, n, "'%.60s' is not valid, expected %s", text, kvf_config_expected(k, expected, sizeof expected));
     return ok;
+}
+
+bool kvf_config_count_fits(const kvf_config_key *k, size_t count, char *why, size_t n) {
+    bool numbers = k->type == KVF_CONFIG_U32S; /* their min and max are of each */
+    uint64_t min = numbers ? 1 : k->min, max = numbers ? 0 : k->max;
+    if (count >= min && (max == 0 || count <= max)) return true;
+    if (numbers)
+        snprintf(why, n, "has no items, expected at least one");
+    else
+        snprintf(
+            why, n, "has %zu items, expected %llu to %llu", count, (unsigned long long)min, (unsigned long long)max);
+    return false;
 }
 
 /* Edits (insert, delete, replace, swap neighbours count 1) between two short words. */

@@ -93,8 +93,8 @@ static const char *scalar_text(loader *l, const yaml_event_t *e, const kvf_confi
             kvf_config_expected(k, expected, sizeof expected));
         return NULL;
     }
-    if (!plain && (k->type == KVF_CONFIG_BOOL || k->type == KVF_CONFIG_U32 || k->type == KVF_CONFIG_U64 ||
-                      k->type == KVF_CONFIG_DOUBLE)) {
+    if (!plain && (k->type == KVF_CONFIG_BOOL || k->type == KVF_CONFIG_U32 || k->type == KVF_CONFIG_U32S ||
+                      k->type == KVF_CONFIG_U64 || k->type == KVF_CONFIG_DOUBLE)) {
         kvf_config_error_add(l->c, place_of(l, e->start_mark), path, "is a quoted text, expected %s",
             kvf_config_expected(k, expected, sizeof expected));
         return NULL;
@@ -270,9 +270,9 @@ static void load_list(loader *l, const yaml_event_t *start, size_t index, const 
     bool ok = load_items(l, k, path, &t) && !l->broken && !l->c->no_memory;
     size_t count = k->type == KVF_CONFIG_MAPS ? t.count / k->field_count : t.count;
     if (ok && k->type == KVF_CONFIG_MAPS) ok = names_differ(l, k, path, &t, mark);
-    if (ok && (count < k->min || (k->max && count > k->max))) {
-        kvf_config_error_add(l->c, place_of(l, mark), path, "has %zu items, expected %llu to %llu", count,
-            (unsigned long long)k->min, (unsigned long long)k->max);
+    char why[200];
+    if (ok && !kvf_config_count_fits(k, count, why, sizeof why)) {
+        kvf_config_error_add(l->c, place_of(l, mark), path, "%s", why);
         ok = false;
     }
     if (ok) kvf_config_store(l->c, index, KVF_CONFIG_FROM_FILE, place_of(l, mark), NULL, t.texts, t.count);
@@ -349,7 +349,11 @@ static void load_value(loader *l, const yaml_event_t *name, const yaml_event_t *
                 l->c, place_of(l, e->start_mark), path, "is not a map, expected the section's keys below it");
             skip(l, e);
         }
-    } else if (s->keys[index].type == KVF_CONFIG_STRINGS || s->keys[index].type == KVF_CONFIG_MAPS) {
+    } else if (s->keys[index].type == KVF_CONFIG_U32S && e->type == YAML_SCALAR_EVENT) {
+        if (parse_scalar(l, e, &s->keys[index], path, &text))
+            kvf_config_store(
+                l->c, index, KVF_CONFIG_FROM_FILE, place_of(l, e->start_mark), NULL, (char *const[]){(char *)text}, 1);
+    } else if (kvf_config_is_list(&s->keys[index]) || s->keys[index].type == KVF_CONFIG_MAPS) {
         if (e->type == YAML_SEQUENCE_START_EVENT)
             load_list(l, e, index, path);
         else if (e->type == YAML_SCALAR_EVENT)

@@ -142,6 +142,69 @@ static void lists_of_nodes_are_checked(void **state) {
         "t.yaml:1:26: node.transports[1]: 'rdma' is not known, expected one of: cuda_ipc nccl shm tcp\n");
 }
 
+typedef void (*print_fn)(FILE *out, const kvf_config *c);
+static void print_explain(FILE *out, const kvf_config *c) { kvf_config_explain(c, out); }
+static void print_text(FILE *out, const kvf_config *c) { kvf_config_schema_text(kvf_kvferry_schema(), out); }
+static void print_json(FILE *out, const kvf_config *c) { kvf_config_schema_json(kvf_kvferry_schema(), out); }
+static void print_flags(FILE *out, const kvf_config *c) {
+    kvf_config_flags_help(kvf_kvferry_schema(), "router. log.", out);
+}
+static char *printed(print_fn print, const kvf_config *c) {
+    char *text = NULL;
+    size_t len = 0;
+    FILE *out = open_memstream(&text, &len);
+    assert_non_null(out);
+    print(out, c);
+    fclose(out);
+    return text;
+}
+
+/* One number stands for itself, a list for each: the same key. */
+static void numbers_may_be_one_or_a_list(void **state) {
+    static const char key[] = "engine.device_memory_percent";
+    static const char *const texts[] = {"", "engine: {device_memory_percent: 70}\n",
+        "engine:\n  device_memory_percent: [70, 0, 98]\n", "engine: {device_memory_percent: [5]}\n"};
+    static const struct {
+        size_t count;
+        uint32_t first;
+        const char *source, *explained;
+    } want[] = {{1, 90, "default", "= 90   (default)\n"}, {1, 70, "t.yaml:1:33", "= 70   (t.yaml:1:33)\n"},
+        {3, 70, "t.yaml:2:26", "= [70, 0, 98]   (t.yaml:2:26)\n"}, {1, 5, "t.yaml:1:33", "= 5   (t.yaml:1:33)\n"}};
+    for (size_t i = 0; i < KVF_COUNT_OF(texts); i++) {
+        kvf_config *c = loaded(texts[i]);
+        assert_int_equal(kvf_config_list_count(c, key), want[i].count);
+        assert_int_equal(kvf_config_list_u32(c, key, 0), want[i].first);
+        if (want[i].count == 3) assert_int_equal(kvf_config_list_u32(c, key, 2), 98);
+        expect_source(c, key, want[i].source);
+        char *text = printed(print_explain, c);
+        assert_non_null(strstr(text, want[i].explained));
+        free(text);
+        assert_int_equal(kvf_config_set_flag(c, "device-memory-percent", "20,30"), KVF_OK);
+        assert_int_equal(kvf_config_list_count(c, key), 2);
+        assert_int_equal(kvf_config_list_u32(c, key, 1), 30);
+        kvf_config_destroy(c);
+    }
+    errors("engine: {device_memory_percent: 99}\n",
+        "t.yaml:1:33: engine.device_memory_percent: out of range, expected 0 to 98\n");
+    errors("engine:\n  device_memory_percent: [50, 99, half, \"7\", [1]]\n",
+        "t.yaml:2:31: engine.device_memory_percent[1]: out of range, expected 0 to 98\n"
+        "t.yaml:2:35: engine.device_memory_percent[2]: 'half' is not valid, expected a whole number, or a list of "
+        "them\n"
+        "t.yaml:2:41: engine.device_memory_percent[3]: is a quoted text, expected a whole number, or a list of them\n"
+        "t.yaml:2:46: engine.device_memory_percent[4]: is a list, expected a whole number, or a list of them\n");
+    errors("engine: {device_memory_percent: []}\n",
+        "t.yaml:1:33: engine.device_memory_percent: has no items, expected at least one\n");
+    errors("engine: {device_memory_percent: {a: 1}}\n",
+        "t.yaml:1:33: engine.device_memory_percent: is a map, expected a whole number, or a list of them\n");
+    static const char *const env[] = {"KVFERRY_ENGINE_DEVICE_MEMORY_PERCENT=50,200", NULL};
+    kvf_config *c = fresh();
+    assert_int_equal(kvf_config_load_env(c, env), KVF_ERR_FORMAT);
+    assert_string_equal(kvf_config_error_at(c, 0), "env KVFERRY_ENGINE_DEVICE_MEMORY_PERCENT: "
+                                                   "engine.device_memory_percent: out of range, expected 0 to 98");
+    assert_int_equal(kvf_config_list_u32(c, key, 0), 90);
+    kvf_config_destroy(c);
+}
+
 static void what_yaml_can_do_and_we_do_not_is_refused(void **state) {
     errors("log: &l\n  level: info\nrouter: *l\n",
         "t.yaml:1:6: log: an anchor (&name) is refused, expected the value itself\n"
@@ -217,23 +280,6 @@ static void sample_files_are_right(void **state) {
     }
 }
 
-typedef void (*print_fn)(FILE *out, const kvf_config *c);
-static void print_explain(FILE *out, const kvf_config *c) { kvf_config_explain(c, out); }
-static void print_text(FILE *out, const kvf_config *c) { kvf_config_schema_text(kvf_kvferry_schema(), out); }
-static void print_json(FILE *out, const kvf_config *c) { kvf_config_schema_json(kvf_kvferry_schema(), out); }
-static void print_flags(FILE *out, const kvf_config *c) {
-    kvf_config_flags_help(kvf_kvferry_schema(), "router. log.", out);
-}
-static char *printed(print_fn print, const kvf_config *c) {
-    char *text = NULL;
-    size_t len = 0;
-    FILE *out = open_memstream(&text, &len);
-    assert_non_null(out);
-    print(out, c);
-    fclose(out);
-    return text;
-}
-
 static void the_schema_is_a_file_that_loads_and_json_that_parses(void **state) {
     kvf_config *c = fresh();
     char *text = printed(print_text, NULL), *json = printed(print_json, NULL);
@@ -290,7 +336,8 @@ static void the_table_is_sound(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(flags_win_over_environment_over_file_over_defaults),
         cmocka_unit_test(values_have_units_and_types), cmocka_unit_test(all_mistakes_are_told_at_once),
-        cmocka_unit_test(lists_of_nodes_are_checked), cmocka_unit_test(what_yaml_can_do_and_we_do_not_is_refused),
+        cmocka_unit_test(lists_of_nodes_are_checked), cmocka_unit_test(numbers_may_be_one_or_a_list),
+        cmocka_unit_test(what_yaml_can_do_and_we_do_not_is_refused),
         cmocka_unit_test(flags_and_variables_are_checked_too), cmocka_unit_test(addresses),
         cmocka_unit_test(sample_files_are_right),
         cmocka_unit_test(the_schema_is_a_file_that_loads_and_json_that_parses),

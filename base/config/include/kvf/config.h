@@ -20,6 +20,7 @@ typedef enum {
     KVF_CONFIG_SIZE, /* bytes: 4096, 64KiB, 512MiB, 2GiB, 1GB */
     KVF_CONFIG_DURATION, /* nanoseconds: 250ms, 3s, 5m, 1h */
     KVF_CONFIG_DOUBLE,
+    KVF_CONFIG_U32S, /* whole numbers: a list, or one alone; min and max are of each. In a flag or variable: 1,2 */
     KVF_CONFIG_STRINGS, /* a list; with `choices`, each one of them. In a flag or variable: a,b,c */
     KVF_CONFIG_MAPS, /* a list of maps with `fields`; only in a file */
 } kvf_config_type;
@@ -68,7 +69,8 @@ bool kvf_config_bool(const kvf_config *c, const char *key);
 uint32_t kvf_config_u32(const kvf_config *c, const char *key);
 uint64_t kvf_config_u64(const kvf_config *c, const char *key); /* also SIZE (bytes) and DURATION (ns) */
 double kvf_config_double(const kvf_config *c, const char *key);
-size_t kvf_config_list_count(const kvf_config *c, const char *key); /* STRINGS and MAPS */
+size_t kvf_config_list_count(const kvf_config *c, const char *key); /* U32S, STRINGS and MAPS */
+uint32_t kvf_config_list_u32(const kvf_config *c, const char *key, size_t index); /* U32S */
 const char *kvf_config_list_string(const kvf_config *c, const char *key, size_t index);
 const char *kvf_config_map_string(
     const kvf_config *c, const char *key, size_t index, const char *field); /* the field's text */
