@@ -57,6 +57,13 @@ static kvf_kv_type kv_type_of(const kvf_config *c) {
     return type;
 }
 
+static kvf_weights weights_of(const kvf_config *c) {
+    kvf_weights weights = KVF_WEIGHTS_AUTO;
+    bool known = kvf_weights_find(kvf_config_string(c, "engine.weights"), &weights);
+    KVF_ASSERT(known); /* the schema lists them */
+    return weights;
+}
+
 /* Where packed weights are kept, written to `room`; NULL: nowhere. A small file is packed sooner than looked up. */
 static const char *cache_folder(const kvf_config *c, char *room, size_t room_bytes) {
     enum { CACHED_MIN_BYTES = 16 << 20 };
@@ -80,7 +87,7 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->role = role;
     w->model_path = kvf_config_string(c, "model.path");
     w->precision = strcmp(kvf_config_string(c, "engine.precision"), "exact") ? KVF_PRECISION_FAST : KVF_PRECISION_EXACT;
-    w->weights = strcmp(kvf_config_string(c, "engine.weights"), "fp8") ? KVF_WEIGHTS_AUTO : KVF_WEIGHTS_FP8;
+    w->weights = weights_of(c);
     w->kv_type = kv_type_of(c);
     w->kernels = kernels_of(c);
     w->backend = kvf_config_string(c, "engine.backend");
@@ -100,7 +107,7 @@ static void worker_options_of(const kvf_config *c, kvf_role role, const char *na
     w->comms_max = kvf_config_u32(c, "transfer.communicators_max");
     w->comm_idle_ns = kvf_config_u64(c, "transfer.communicator_idle");
     w->chunk_tokens = kvf_config_u32(c, "prefill.chunk_tokens");
-    w->chunk_tokens_mixed = KVF_MIN(kvf_config_u32(c, "decode.prefill_chunk_tokens"), w->chunk_tokens);
+    w->chunk_tokens_mixed = kvf_config_u32(c, "decode.prefill_chunk_tokens");
     w->sequences_max = kvf_config_u32(c, "decode.sequences_max");
     w->queue_max = kvf_config_u32(c, prefill ? "prefill.queue_max_requests" : "decode.queue_max_requests");
     w->expected_output = kvf_config_u32(c, "decode.expected_output");

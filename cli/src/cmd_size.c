@@ -2,6 +2,7 @@
 #include "cmd.h"
 #include "devices.h"
 #include "json.h"
+#include "kvf/cuda_backend.h"
 #include "kvf/model_spec.h"
 #include "sizing.h"
 #include "units.h"
@@ -18,12 +19,15 @@ static const char *const dtype_names[] = {"f16", "bf16", "f32", "fp8", "f8", "q8
 
 typedef struct {
     const char *model;
-    uint32_t layers, heads, kv_heads, head_dim, dtype, context, block_tokens, chunk;
+    uint32_t layers, heads, kv_heads, head_dim, dtype, weights, context, block_tokens, chunk;
     uint32_t device; /* 0: none, else 1 + its index */
     uint64_t memory;
     double link, params, prefill_rate, decode_rate, prompt, output;
     bool json;
 } options;
+
+_Static_assert(KVF_WEIGHTS_AUTO == 0 && KVF_WEIGHTS_F16 == 1 && KVF_WEIGHTS_BF16 == 2 && KVF_WEIGHTS_FP8 == 3,
+    "options.weights is the index of a choice");
 
 /* Prompt and output: means of the Azure 2023 conversation trace. */
 static const options defaults = {.block_tokens = 16, .chunk = 2048, .prompt = 1155, .output = 211};
@@ -31,17 +35,19 @@ static const options defaults = {.block_tokens = 16, .chunk = 2048, .prompt = 11
 enum { PREFILL_RATE = 50000, DECODE_RATE = 4000 };
 
 /* What a token is multiplied with: not the embedding table, unless it is the output head too. */
-static void count_weights(const kvf_gguf *g, const kvf_model_spec *spec, kvf_device_load *load) {
+static double count_params(const kvf_gguf *g, const kvf_model_spec *spec) {
+    double params = 0;
     for (size_t i = 0; i < kvf_gguf_tensor_count(g); i++) {
         const kvf_gguf_tensor *t = kvf_gguf_tensor_at(g, i);
-        load->weight_bytes += (double)t->bytes;
         if (t == spec->embedding && !spec->head_tied) continue;
-        load->params += (double)(t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3]);
+        params += (double)(t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3]);
     }
+    return params;
 }
 
-static kvf_status from_model(
-    const options *o, kvf_sizing_in *in, kvf_device_load *load, char *name, size_t name_bytes, kvf_error *err) {
+/* *kept: what a device keeps of the file, which is not the file's own format. */
+static kvf_status from_model(const options *o, kvf_sizing_in *in, kvf_device_load *load, kvf_weights *kept, char *name,
+    size_t name_bytes, kvf_error *err) {
     kvf_gguf *g;
     kvf_model_spec spec;
     kvf_status status = kvf_gguf_open(o->model, &g, err);
@@ -54,7 +60,9 @@ static kvf_status from_model(
         in->head_dim = spec.head_dim;
         if (!in->context) in->context = spec.context_max;
         load->heads = spec.heads;
-        count_weights(g, &spec, load);
+        load->params = count_params(g, &spec);
+        *kept = kvf_cuda_weights_kept(&spec, (kvf_weights)o->weights);
+        load->weight_bytes = (double)kvf_cuda_model_bytes(&spec, *kept);
         kvf_model_spec_free(&spec);
     }
     kvf_gguf_close(g);
@@ -66,7 +74,8 @@ static void field(kvf_buf *out, const char *name, double v) {
     kvf_json_double(out, v);
 }
 
-static void print_json(const options *o, const kvf_sizing_in *in, const kvf_sizing_out *out) {
+static void print_json(const options *o, const kvf_sizing_in *in, const kvf_sizing_out *out,
+    const kvf_device_load *load, kvf_weights kept) {
     kvf_buf b = {0};
     kvf_buf_putc(&b, '{');
     field(&b, "layers", in->layers);
@@ -79,6 +88,11 @@ static void print_json(const options *o, const kvf_sizing_in *in, const kvf_sizi
     field(&b, "block_bytes", (double)out->block_bytes);
     field(&b, "context", in->context);
     field(&b, "kv_bytes_per_conversation", (double)out->conversation_bytes);
+    if (o->device) {
+        kvf_buf_puts(&b, ",\"weights\":");
+        kvf_json_text(&b, kvf_weights_name(kept));
+        field(&b, "weight_bytes", load->weight_bytes);
+    }
     if (in->memory_bytes) {
         field(&b, "memory_bytes", (double)in->memory_bytes);
         field(&b, "conversations", (double)out->conversations);
@@ -140,7 +154,8 @@ static void print_bill(const options *o, const kvf_sizing_in *in, const kvf_sizi
 }
 
 /* Rates and pool that were not said follow from the device's data sheet. */
-static kvf_status from_device(const options *o, kvf_sizing_in *in, kvf_device_load *load, kvf_error *err) {
+static kvf_status from_device(
+    const options *o, kvf_sizing_in *in, kvf_device_load *load, kvf_weights kept, kvf_error *err) {
     const kvf_device *d = kvf_device_at(o->device - 1);
     if (load->params <= 0)
         return kvf_fail(err, KVF_ERR_INVALID, "--device needs --model FILE, or --params with the shape");
@@ -160,9 +175,9 @@ static kvf_status from_device(const options *o, kvf_sizing_in *in, kvf_device_lo
     if (in->prefill_per_s <= 0) in->prefill_per_s = rates.prefill_per_s;
     if (in->decode_per_s <= 0) in->decode_per_s = rates.decode_per_s;
     if (o->json) return KVF_OK;
-    printf("device                 %s: %s, %s, %.0f TFLOP/s in 16 bits; %.1f B weights in %s\n", d->title,
+    printf("device                 %s: %s, %s, %.0f TFLOP/s in 16 bits; %.1f B weights as %s in %s\n", d->title,
         kvf_units_bytes(d->memory_bytes, a), kvf_units_rate(d->bytes_per_s, b), d->flop_per_s / 1e12,
-        load->params / 1e9, kvf_units_bytes(load->weight_bytes, (char[KVF_UNITS_TEXT]){0}));
+        load->params / 1e9, kvf_weights_name(kept), kvf_units_bytes(load->weight_bytes, (char[KVF_UNITS_TEXT]){0}));
     printf("  assumed reached      %.0f %% of memory, %.0f %% of FLOP/s, %.0f %% of bandwidth; decode batch %.0f, step "
            "%s\n",
         KVF_DEVICE_MEMORY_SHARE * 100, KVF_DEVICE_COMPUTE_SHARE * 100, KVF_DEVICE_BANDWIDTH_SHARE * 100, rates.batch,
@@ -186,25 +201,26 @@ static int run(const kvf_command *command, const void *opts, const kvf_args *arg
         .decode_per_s = o->decode_rate,
         .prompt = o->prompt,
         .output = o->output};
-    kvf_device_load load = {
-        .params = o->params, .weight_bytes = 2 * o->params, .heads = o->heads ? o->heads : o->kv_heads};
+    kvf_weights kept = o->weights ? (kvf_weights)o->weights : KVF_WEIGHTS_BF16;
+    kvf_device_load load = {.params = o->params,
+        .weight_bytes = (kept == KVF_WEIGHTS_FP8 ? 1 : 2) * o->params,
+        .heads = o->heads ? o->heads : o->kv_heads};
     char name[128] = "";
     kvf_error err;
     bool shape = o->layers && o->kv_heads && o->head_dim;
     if (o->model && !shape) {
-        load.params = load.weight_bytes = 0;
-        if (from_model(o, &in, &load, name, sizeof name, &err) != KVF_OK) return kvf_cmd_failed(&err);
+        if (from_model(o, &in, &load, &kept, name, sizeof name, &err) != KVF_OK) return kvf_cmd_failed(&err);
     } else if (!shape) {
         return kvf_cmd_usage(command, "give --model FILE, or --layers, --kv-heads and --head-dim");
     }
     if (!in.context) in.context = 8192;
-    if (o->device && from_device(o, &in, &load, &err) != KVF_OK) return kvf_cmd_failed(&err);
+    if (o->device && from_device(o, &in, &load, kept, &err) != KVF_OK) return kvf_cmd_failed(&err);
     if (in.prefill_per_s <= 0) in.prefill_per_s = PREFILL_RATE;
     if (in.decode_per_s <= 0) in.decode_per_s = DECODE_RATE;
     kvf_sizing_out out;
     kvf_sizing(&in, &out);
     if (o->json)
-        print_json(o, &in, &out);
+        print_json(o, &in, &out, &load, kept);
     else
         print_bill(o, &in, &out, name);
     return KVF_EXIT_OK;
@@ -218,9 +234,11 @@ static const kvf_arg rows[] = {
     {"kv-heads", 0, KVF_ARG_U32, "N", "heads of K and V,", AT(kv_heads), 1, 100000, NULL, false},
     {"head-dim", 0, KVF_ARG_U32, "N", "values of one head", AT(head_dim), 1, 100000, NULL, false},
     {"heads", 0, KVF_ARG_U32, "N", "heads of Q (default: as of K and V),", AT(heads), 1, 100000, NULL, false},
-    {"params", 0, KVF_ARG_F64, "N", "weights like 8e9, in 16 bits: for --device", AT(params), 1, 1e14, NULL, false},
+    {"params", 0, KVF_ARG_F64, "N", "weights like 8e9: for --device", AT(params), 1, 1e14, NULL, false},
     {"device", 0, KVF_ARG_CHOICE, "none|" KVF_DEVICE_NAMES,
         "one GPU a node: rates and room from its data sheet where not said below", AT(device), 0, 0, NULL, false},
+    {"weights", 0, KVF_ARG_CHOICE, "auto|f16|bf16|fp8", "what the device keeps matrices in (engine.weights)",
+        AT(weights), 0, 0, NULL, false},
     {"dtype", 0, KVF_ARG_CHOICE, "f16|bf16|f32|fp8|f8|q8",
         "what K and V are kept in (default f16; fp8: with a scale a head and position)", AT(dtype), 0, 0, NULL, false},
     {"context", 'c', KVF_ARG_U32, "N", "tokens of one conversation (default: the model's, or 8192)", AT(context), 1,

@@ -8,7 +8,7 @@
  * A warp keeps STAGES pages under way. Its 16 rows of queries are the group, padded with zeros: keys and values are
  * read from shared memory once for all of it. */
 #include "attention.h"
-#include "kvf/cuda_kernels.h"
+#include "sixteen.h"
 
 enum { STAGES = 2, ROWS = ATTENTION_ROWS, PAGE = PAGE_TOKENS };
 
@@ -148,7 +148,11 @@ static __global__ void decode_fold(kvf_cuda_decode a, uint32_t splits_max) {
     if (KVF_PLANT == 6 && splits > 1) splits--;
     size_t row = (size_t)seq * a.heads + head, apart = a.head_dim + 2;
     float top, sum, value = fold(a.partial + row * splits_max * apart, a.head_dim, d, splits, apart, &top, &sum);
-    ((__half *)a.out)[row * a.head_dim + d] = __float2half(value / sum);
+    size_t at = row * a.head_dim + d;
+    if (a.out_type == KVF_CUDA_BF16)
+        ((bf16::value *)a.out)[at] = bf16::of(value / sum);
+    else
+        ((f16::value *)a.out)[at] = f16::of(value / sum);
 }
 
 static uint32_t splits_of(uint32_t context_max) { return (context_max + KVF_CUDA_SPLIT - 1) / KVF_CUDA_SPLIT; }

@@ -3,7 +3,7 @@
  * use. Steps begin at multiples of their length, so that a token's result does not depend on how a prompt was cut into
  * chunks, nor on what else is in the batch. */
 #include "attention.h"
-#include "kvf/cuda_kernels.h"
+#include "sixteen.h"
 
 enum { WARPS = 4, QUERIES = WARPS * ATTENTION_ROWS, STAGES = 2 };
 
@@ -100,13 +100,13 @@ template <int DIM, bool F8> static __global__ void __launch_bounds__(WARPS * 32,
         if (KVF_PLANT != 2) __syncthreads(); /* all have read it: it may be filled again */
     }
     kvf_copy_wait<0>();
-    __half *to = (__half *)a.out + (run.row + mine) * apart + (size_t)head * DIM;
+    kvf_half_bits *to = a.out + (run.row + mine) * apart + (size_t)head * DIM;
     for (int r = 0; r < 2; r++) {
         int row = lane / 4 + 8 * r;
         if (row >= rows) continue;
         for (int d = 0; d < DIM / 8; d++)
-            *(__half2 *)(to + row * apart + d * 8 + (lane & 3) * 2) =
-                __floats2half2_rn(out[d][2 * r] / m.sum[r], out[d][2 * r + 1] / m.sum[r]);
+            kvf_put_pair(to + row * apart + d * 8 + (lane & 3) * 2, a.out_type, out[d][2 * r] / m.sum[r],
+                out[d][2 * r + 1] / m.sum[r]);
     }
 }
 

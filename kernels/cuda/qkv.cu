@@ -1,7 +1,7 @@
 /* qkv.cu - bias, norm and rotation of queries and keys, and the write of keys and values into their pages, in one pass
  * over what the projection left. One warp a head: a head's values stay in the warp. */
-#include "kvf/cuda_kernels.h"
 #include "f8.h"
+#include "sixteen.h"
 
 enum { WARPS = 4, PAGE_TOKENS = 16, VALUES_MAX = 8 /* of one lane: head_dim <= 256 */ };
 
@@ -44,16 +44,16 @@ KVF_DEVICE void put_codes(const kvf_cuda_qkv &a, uint8_t *page, uint32_t place, 
 }
 
 /* grid: heads of all three kinds by WARPS, rows. */
-static __global__ void __launch_bounds__(WARPS * 32) store_heads(kvf_cuda_qkv a) {
+template <class T> static __global__ void __launch_bounds__(WARPS * 32) store_heads(kvf_cuda_qkv a) {
     KVF_SHARED(float, heads);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t all = a.heads + 2 * a.kv_heads, h = blockIdx.x * WARPS + warp, row = blockIdx.y;
     if (h >= all) return;
     bool is_q = h < a.heads, is_k = !is_q && h < a.heads + a.kv_heads;
-    const __half *from = (const __half *)a.qkv + ((size_t)row * all + h) * a.head_dim;
+    const typename T::value *from = (const typename T::value *)a.qkv + ((size_t)row * all + h) * a.head_dim;
     float *head = heads + warp * a.head_dim, v[VALUES_MAX], squares = 0;
     EACH_VALUE(k, d) {
-        v[k] = __half2float(from[d]);
+        v[k] = T::wide(from[d]);
         if (a.bias) v[k] += a.bias[h * a.head_dim + d];
         squares += v[k] * v[k];
     }
@@ -88,6 +88,10 @@ void kvf_cuda_qkv_store(const kvf_cuda_qkv *args, void *stream) {
     kvf_cuda_qkv a = *args;
     uint32_t all = a.heads + 2 * a.kv_heads;
     if (a.rows == 0) return;
-    KVF_LAUNCH(store_heads, dim3((all + WARPS - 1) / WARPS, a.rows), dim3(WARPS * 32),
-        WARPS * a.head_dim * sizeof(float), stream, a);
+    dim3 grid((all + WARPS - 1) / WARPS, a.rows);
+    size_t shared = WARPS * a.head_dim * sizeof(float);
+    if (a.type == KVF_CUDA_BF16)
+        KVF_LAUNCH(store_heads<bf16>, grid, dim3(WARPS * 32), shared, stream, a);
+    else
+        KVF_LAUNCH(store_heads<f16>, grid, dim3(WARPS * 32), shared, stream, a);
 }

@@ -1,7 +1,7 @@
 /* device_engine: tokens per second of the device engine on a model of a given shape, weights made on the device.
  *   device_engine [--shape 8b|tiny] [--prefill N] [--batches 1,16,256] [--context N] [--device N] [--plugin FILE]
- * [--weights f16|fp8] [--kv-type f16|fp8] [--json FILE] Needs no model file, no gRPC. Exit 77 where there is no device,
- * with the reason. */
+ * [--weights f16|bf16|fp8] [--kv-type f16|fp8] [--json FILE] Needs no model file, no gRPC. Exit 77 where there is no
+ * device, with the reason. */
 #include "kvf/cuda_backend.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,8 @@ typedef struct {
     const shape *shape;
     uint32_t prefill, context, batches[BATCHES_MAX], batches_count, device;
     const char *plugin, *json;
-    bool fp8_weights, fp8_kv;
+    kvf_weights weights;
+    bool fp8_kv;
 } settings;
 
 typedef struct {
@@ -135,7 +136,7 @@ static bool parse(int argc, char **argv, settings *s) {
         } else if (strcmp(key, "--plugin") == 0) {
             s->plugin = value;
         } else if (strcmp(key, "--weights") == 0) {
-            s->fp8_weights = strcmp(value, "fp8") == 0;
+            if (!kvf_weights_find(value, &s->weights)) return false;
         } else if (strcmp(key, "--kv-type") == 0) {
             s->fp8_kv = strcmp(value, "fp8") == 0;
         } else if (strcmp(key, "--json") == 0) {
@@ -174,7 +175,7 @@ int main(int argc, char **argv) {
     if (!parse(argc, argv, &s)) {
         fprintf(stderr,
             "usage: device_engine [--shape 8b|1b|tiny] [--prefill N] [--batches 1,16] [--context N] [--device N] "
-            "[--plugin FILE] [--json FILE] [--weights f16|fp8] [--kv-type f16|fp8]\n");
+            "[--plugin FILE] [--json FILE] [--weights f16|bf16|fp8] [--kv-type f16|fp8]\n");
         return 2;
     }
     uint32_t batch_max = 1;
@@ -182,7 +183,7 @@ int main(int argc, char **argv) {
     uint64_t blocks = KVF_MAX(kvf_div_up(s.prefill, 16), (uint64_t)batch_max * kvf_div_up(s.context, 16)) + 1;
     kvf_backend_options o = {.model_path = s.shape->name,
         .kv_memory_bytes = blocks * 2 * s.shape->kv_heads * s.shape->head_dim * 16 * 2 * s.shape->layers,
-        .weights = s.fp8_weights ? KVF_WEIGHTS_FP8 : KVF_WEIGHTS_AUTO,
+        .weights = s.weights,
         .kv_type = s.fp8_kv ? KVF_KV_FP8 : KVF_KV_F16,
         .tokens_max = KVF_MAX(s.prefill, batch_max),
         .sequences_max = batch_max,

@@ -7,7 +7,7 @@ static std::vector<uint32_t> last_tokens(const cluster &c) {
     return positions;
 }
 
-static halves by_kernel(const cluster &c, float scale) {
+static halves by_kernel(const cluster &c, float scale, kvf_cuda_type type = KVF_CUDA_F16) {
     halves out(c.q.size(), 0xFFFF);
     uint32_t context_max = 0;
     for (uint32_t n : c.contexts) context_max = std::max(context_max, n);
@@ -15,6 +15,7 @@ static halves by_kernel(const cluster &c, float scale) {
         kvf_cuda_decode_partial_floats((uint32_t)c.contexts.size(), c.heads, c.dim, context_max), NAN);
     kvf_cuda_decode a = {};
     a.out = out.data();
+    a.out_type = type;
     a.q = c.q.data();
     a.pages = c.pages.data();
     a.page_bytes = c.page_bytes;
@@ -84,6 +85,14 @@ static void ragged_batches_in_all_orders(void **state) {
     in_all_orders([] { check(2, 4, 64, {1, 300, 16, 17, 77}); });
 }
 
+/* What is rounded to bf16 is what is rounded to f16 otherwise. */
+static void results_in_bf16(void **state) {
+    cluster c = make(2, 3, 64, {300, 17});
+    std::vector<float> want = by_ref(c, last_tokens(c), {1, 1}, 0.125f);
+    assert_near("in bf16", by_kernel(c, 0.125f, KVF_CUDA_BF16), want, LIMIT_PPM * 1e-6 + rounding(KVF_CUDA_BF16),
+        KVF_CUDA_BF16);
+}
+
 static void a_sequence_does_not_feel_its_batch(void **state) {
     cluster all = make(2, 4, 64, {300, 1, 290});
     halves together = by_kernel(all, 0.125f);
@@ -117,6 +126,7 @@ int main(void) {
         cmocka_unit_test(contexts),
         cmocka_unit_test(long_contexts),
         cmocka_unit_test(ragged_batches_in_all_orders),
+        cmocka_unit_test(results_in_bf16),
         cmocka_unit_test(a_sequence_does_not_feel_its_batch),
         cmocka_unit_test(shapes_without_a_kernel_are_refused),
     };

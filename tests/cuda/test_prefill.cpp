@@ -2,7 +2,8 @@
 #include "attention_test.h"
 
 /* The last tokens[s] tokens of each sequence. */
-static halves by_kernel(const cluster &c, std::vector<uint32_t> tokens, float scale) {
+static halves by_kernel(
+    const cluster &c, std::vector<uint32_t> tokens, float scale, kvf_cuda_type type = KVF_CUDA_F16) {
     halves out(c.q.size(), 0xFFFF);
     std::vector<kvf_cuda_run> runs;
     kvf_cuda_prefill a = {};
@@ -11,6 +12,7 @@ static halves by_kernel(const cluster &c, std::vector<uint32_t> tokens, float sc
         a.tokens_max = std::max(a.tokens_max, tokens[s]);
     }
     a.out = out.data();
+    a.out_type = type;
     a.q = c.q.data();
     a.pages = c.pages.data();
     a.page_bytes = c.page_bytes;
@@ -87,6 +89,13 @@ static void ragged_batches_in_all_orders(void **state) {
     in_all_orders([] { check(1, 2, 64, {80, 1, 31}, {66, 1, 15}); });
 }
 
+static void results_in_bf16(void **state) {
+    cluster c = make_runs(1, 2, 64, {80, 31}, {18, 31});
+    std::vector<float> want = by_ref(c, {62, 0}, {18, 31}, 0.125f);
+    assert_near("in bf16", by_kernel(c, {18, 31}, 0.125f, KVF_CUDA_BF16), want,
+        LIMIT_PPM * 1e-6 + rounding(KVF_CUDA_BF16), KVF_CUDA_BF16);
+}
+
 static void a_token_does_not_feel_how_its_prompt_was_cut(void **state) {
     cluster all = make_runs(1, 2, 64, {150}, {150});
     halves whole = by_kernel(all, {150}, 0.125f);
@@ -106,6 +115,7 @@ int main(void) {
         cmocka_unit_test(chunks_behind_a_prefix),
         cmocka_unit_test(long_contexts),
         cmocka_unit_test(ragged_batches_in_all_orders),
+        cmocka_unit_test(results_in_bf16),
         cmocka_unit_test(a_token_does_not_feel_how_its_prompt_was_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

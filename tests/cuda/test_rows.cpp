@@ -11,51 +11,65 @@ static const kvf_kernel_ops *ref(void) { return kvf_kernels_find("ref"); }
 
 /* ---- rows.cu ---- */
 
-static void check_norm(uint32_t rows, uint32_t hidden, bool with_add) {
+static const kvf_cuda_type both_types[] = {KVF_CUDA_F16, KVF_CUDA_BF16};
+
+static void check_norm(uint32_t rows, uint32_t hidden, bool with_add, kvf_cuda_type type) {
     maker m;
     std::vector<float> x(rows * hidden), w(hidden), want(rows * hidden);
     for (auto &v : x) v = m.next() * 3;
     for (auto &v : w) v = 1 + 0.1f * m.next();
-    halves add = make_halves(m, rows * hidden), out(rows * hidden, 0xFFFF);
+    halves add = make_halves(m, rows * hidden, 1, type), out(rows * hidden, 0xFFFF);
     std::vector<float> sum = x, got_x = x;
-    for (size_t i = 0; i < x.size() && with_add; i++) sum[i] += float_of(add[i]);
+    for (size_t i = 0; i < x.size() && with_add; i++) sum[i] += float_of(add[i], type);
     for (uint32_t r = 0; r < rows; r++) ref()->rms_norm(&sum[r * hidden], w.data(), 1e-5f, hidden, &want[r * hidden]);
-    kvf_cuda_rms_norm(out.data(), got_x.data(), with_add ? add.data() : NULL, w.data(), 1e-5f, rows, hidden, NULL);
-    assert_near("rms norm", out, want, LIMIT);
+    kvf_cuda_rms_norm(
+        out.data(), got_x.data(), with_add ? add.data() : NULL, type, w.data(), 1e-5f, rows, hidden, NULL);
+    assert_near("rms norm", out, want, rounding(type), type);
     assert_memory_equal(got_x.data(), sum.data(), sum.size() * sizeof sum[0]); /* the residual is exact */
 }
 
 static void norm_with_and_without_residual(void **state) {
-    in_all_orders([] {
-        check_norm(3, 576, false);
-        check_norm(2, 72, true);
-    });
-    check_norm(1, 4096, true);
+    for (kvf_cuda_type type : both_types) {
+        in_all_orders([type] {
+            check_norm(3, 576, false, type);
+            check_norm(2, 72, true, type);
+        });
+        check_norm(1, 4096, true, type);
+    }
 }
 
-static void swiglu_as_ref(void **state) {
+static void check_swiglu(kvf_cuda_type type) {
     const uint32_t rows = 3, ffn = 1536 + 8;
     maker m;
-    halves in = make_halves(m, rows * 2 * ffn, 6), out(rows * ffn, 0xFFFF);
-    std::vector<float> want(rows * ffn), row = floats_of(in);
+    halves in = make_halves(m, rows * 2 * ffn, 6, type), out(rows * ffn, 0xFFFF);
+    std::vector<float> want(rows * ffn), row = floats_of(in, type);
     for (uint32_t r = 0; r < rows; r++) {
         float *gate = &row[r * 2 * ffn];
         ref()->swiglu(gate, gate + ffn, ffn);
         memcpy(&want[r * ffn], gate, ffn * sizeof(float));
     }
-    kvf_cuda_swiglu(out.data(), in.data(), rows, ffn, NULL);
-    assert_near("swiglu", out, want, LIMIT);
+    kvf_cuda_swiglu(out.data(), in.data(), type, rows, ffn, NULL);
+    assert_near("swiglu", out, want, rounding(type), type);
 }
 
-static void embedding_is_exact(void **state) {
+static void swiglu_as_ref(void **state) {
+    for (kvf_cuda_type type : both_types) check_swiglu(type);
+}
+
+static void check_embedding(kvf_cuda_type type) {
     const uint32_t hidden = 576, vocab = 10;
     const std::vector<uint32_t> tokens = {9, 0, 3, 3};
     maker m;
-    halves table = make_halves(m, vocab * hidden);
+    halves table = make_halves(m, vocab * hidden, 1, type);
     std::vector<float> x(tokens.size() * hidden, NAN);
-    kvf_cuda_embed(x.data(), table.data(), tokens.data(), (uint32_t)tokens.size(), hidden, NULL);
+    kvf_cuda_embed(x.data(), table.data(), type, tokens.data(), (uint32_t)tokens.size(), hidden, NULL);
     for (size_t r = 0; r < tokens.size(); r++)
-        for (uint32_t i = 0; i < hidden; i++) assert_true(x[r * hidden + i] == float_of(table[tokens[r] * hidden + i]));
+        for (uint32_t i = 0; i < hidden; i++)
+            assert_true(x[r * hidden + i] == float_of(table[tokens[r] * hidden + i], type));
+}
+
+static void embedding_is_exact(void **state) {
+    for (kvf_cuda_type type : both_types) check_embedding(type);
 }
 
 /* ---- qkv.cu ---- */
@@ -70,7 +84,7 @@ static void qkv_by_ref(const shape &s, const kvf_cuda_qkv &a, std::vector<float>
     for (uint32_t r = 0; r < a.rows; r++) {
         std::vector<float> row(all * s.dim);
         for (uint32_t i = 0; i < row.size(); i++)
-            row[i] = float_of(a.qkv[r * row.size() + i]) + (a.bias ? a.bias[i] : 0);
+            row[i] = float_of(a.qkv[r * row.size() + i], a.type) + (a.bias ? a.bias[i] : 0);
         for (uint32_t h = 0; h < s.heads + s.kv_heads; h++) {
             const float *norm = h < s.heads ? a.q_norm : a.k_norm;
             if (norm) ref()->rms_norm(&row[h * s.dim], norm, a.eps, s.dim, &row[h * s.dim]);
@@ -98,11 +112,11 @@ static void check_scale(float scale, const float *head, uint32_t dim) {
     assert_true(top * 0.999f <= 448 * scale && top * 1.001f > 224 * scale);
 }
 
-static void check_qkv(const shape &s, kvf_cuda_cell cell = KVF_CUDA_CELL_F16) {
+static void check_qkv(const shape &s, kvf_cuda_cell cell = KVF_CUDA_CELL_F16, kvf_cuda_type type = KVF_CUDA_F16) {
     const std::vector<uint32_t> positions = {0, 15, 16, 40}, blocks = {2, 2, 0, 1};
     uint32_t rows = (uint32_t)positions.size(), all = s.heads + 2 * s.kv_heads;
     maker m;
-    halves qkv = make_halves(m, (size_t)rows * all * s.dim), q(rows * s.heads * s.dim, 0xFFFF);
+    halves qkv = make_halves(m, (size_t)rows * all * s.dim, 1, type), q(rows * s.heads * s.dim, 0xFFFF);
     std::vector<float> bias(all * s.dim), norm(s.dim), angles(41 * 2 * s.pairs), want_q, want_kv;
     std::vector<double> frequency(s.pairs);
     for (auto &v : bias) v = m.next();
@@ -113,6 +127,7 @@ static void check_qkv(const shape &s, kvf_cuda_cell cell = KVF_CUDA_CELL_F16) {
     std::vector<uint8_t> pages(3 * page_bytes, 0xEE);
     kvf_cuda_qkv a = {};
     a.qkv = qkv.data();
+    a.type = type;
     a.bias = s.bias ? bias.data() : NULL;
     a.q_norm = a.k_norm = s.norms ? norm.data() : NULL;
     a.eps = 1e-6f;
@@ -161,6 +176,13 @@ static void heads_go_to_their_places(void **state) {
     });
 }
 
+/* Queries, keys and values are f16 in any case: the projection's type is read, not kept. */
+static void heads_of_bf16_go_to_their_places(void **state) {
+    check_qkv({9, 3, 64, 32, false, false, false}, KVF_CUDA_CELL_F16, KVF_CUDA_BF16);
+    check_qkv({2, 1, 256, 32, true, true, true}, KVF_CUDA_CELL_F16, KVF_CUDA_BF16);
+    check_qkv({4, 2, 80, 40, true, true, false}, KVF_CUDA_CELL_F8, KVF_CUDA_BF16);
+}
+
 static void heads_become_codes(void **state) {
     in_all_orders([] {
         check_qkv({9, 3, 64, 32, false, false, false}, KVF_CUDA_CELL_F8);
@@ -206,6 +228,7 @@ int main(void) {
         cmocka_unit_test(swiglu_as_ref),
         cmocka_unit_test(embedding_is_exact),
         cmocka_unit_test(heads_go_to_their_places),
+        cmocka_unit_test(heads_of_bf16_go_to_their_places),
         cmocka_unit_test(heads_become_codes),
         cmocka_unit_test(codes_as_the_toolkit_makes_them),
     };

@@ -40,7 +40,7 @@ static void a_launch_is_queued_on_its_stream(void **state) {
     cuda.event_create(&done, KVF_CUDA_EVENT_NO_TIMING);
     halves got(ROWS * HIDDEN);
     fake_cuda_fault("kernel", 1, FAKE_HANG, 0);
-    kvf_cuda_rms_norm((kvf_half_bits *)out, (float *)dx, NULL, (const float *)dw, 1e-5f, ROWS, HIDDEN, a);
+    kvf_cuda_rms_norm((kvf_half_bits *)out, (float *)dx, NULL, KVF_CUDA_F16, (const float *)dw, 1e-5f, ROWS, HIDDEN, a);
     assert_int_equal(cuda.stream_query(a), KVF_CUDA_NOT_READY);
     cuda.event_record(done, a);
     cuda.stream_wait(b, done, 0);
@@ -55,7 +55,7 @@ static void a_launch_is_queued_on_its_stream(void **state) {
     kvf_cuda_graph graph;
     kvf_cuda_graph_exec exec;
     assert_int_equal(cuda.capture_begin(a, KVF_CUDA_CAPTURE_THREAD_LOCAL), 0);
-    kvf_cuda_rms_norm((kvf_half_bits *)out, (float *)dx, NULL, (const float *)dw, 1e-5f, ROWS, HIDDEN, a);
+    kvf_cuda_rms_norm((kvf_half_bits *)out, (float *)dx, NULL, KVF_CUDA_F16, (const float *)dw, 1e-5f, ROWS, HIDDEN, a);
     assert_int_equal(cuda.capture_end(a, &graph), 0);
     assert_int_equal(cuda.graph_instantiate(&exec, graph, 0), 0);
     for (int round = 0; round < 3; round++) {
@@ -81,9 +81,10 @@ static void a_launch_after_a_sticky_error_does_nothing(void **state) {
     void *dx = to_device(x.data(), x.size() * 4), *dw = to_device(w.data(), w.size() * 4);
     fake_cuda_fault("kernel", 1, FAKE_STICKY, KVF_CUDA_LAUNCH_FAILED);
     for (int i = 0; i < 2; i++)
-        kvf_cuda_rms_norm((kvf_half_bits *)dx, (float *)dx, NULL, (const float *)dw, 1e-5f, ROWS, HIDDEN, s);
+        kvf_cuda_rms_norm(
+            (kvf_half_bits *)dx, (float *)dx, NULL, KVF_CUDA_F16, (const float *)dw, 1e-5f, ROWS, HIDDEN, s);
     assert_int_equal(cuda.stream_synchronize(s), KVF_CUDA_LAUNCH_FAILED);
-    kvf_cuda_rms_norm((kvf_half_bits *)dx, (float *)dx, NULL, (const float *)dw, 1e-5f, ROWS, HIDDEN, s);
+    kvf_cuda_rms_norm((kvf_half_bits *)dx, (float *)dx, NULL, KVF_CUDA_F16, (const float *)dw, 1e-5f, ROWS, HIDDEN, s);
     assert_int_equal(cuda.last_error(), KVF_CUDA_LAUNCH_FAILED);
     fake_cuda_reset();
     assert_int_equal(cuda.copy(x.data(), dx, x.size() * 4, KVF_CUDA_DEVICE_TO_HOST), 0);

@@ -74,6 +74,10 @@ expect 78 "model.path" prefill-node
 expect 78 "engine.devices: 'x': expected numbers of CUDA devices" decode-node --model x --devices=0,x
 expect 78 "engine.devices: '-1': expected numbers of CUDA devices" serve --model x --devices=-1
 expect 78 "engine.devices: '99999999999': expected" prefill-node --model x --devices=99999999999
+for command in decode-node serve; do
+  expect 78 "engine.device_memory_percent: 3 shares for 2 devices" $command --model x --devices=0,1 --device-memory-percent=50,60,70
+done
+expect 64 "engine.device_memory_percent: out of range, expected 0 to 98" serve --model x --device-memory-percent=50,99
 expect 78 "insecure" decode-node --model x --control 0.0.0.0:0
 expect 78 "node.transfer" decode-node --model x --transfer 10.0.0.1:0
 expect 78 "node.control" decode-node --model x --control 127.example:1 # a name, not an address of loopback
@@ -127,6 +131,21 @@ said '"$schema"'
 expect 0 "" size --layers 32 --kv-heads 32 --head-dim 128 --context 8192 --json
 said '"kv_bytes_per_token":524288'
 said '"kv_bytes_per_conversation":4294967296'
+shape="--layers 32 --kv-heads 8 --head-dim 128 --heads 32 --params 8e9"
+# shellcheck disable=SC2086
+expect 0 "" size $shape --device h200 --json
+said '"weights":"bf16","weight_bytes":16000000000'
+# shellcheck disable=SC2086
+expect 0 "" size $shape --device h200 --weights fp8
+said "8.0 B weights as fp8 in 7.45 GiB"
+# Of a model the device's own: 3 layers of 64, 4 heads of 16 over 2, ffn 160, vocabulary 320 twice.
+expect 0 "" size --model tests/golden/tiny/llama.gguf --device h200 --weights fp8 --json
+said '"weights":"fp8"'
+expect 0 "" size --model tests/golden/tiny/llama.gguf --device h200 --json
+said '"weights":"f16"'
+expect 64 "auto|f16|bf16|fp8" size --model tests/golden/tiny/llama.gguf --device h200 --weights q4
+expect 64 "engine.weights" decode-node --model x --weights=f8
+grep -qF "one of: auto f16 bf16 fp8" "$tmp/err" || { echo "engine.weights: the names are not said"; failures=$((failures + 1)); }
 "$kvferry" size --layers 32 --kv-heads 32 --head-dim 128 >/dev/full 2>"$tmp/err"
 [ $? = 1 ] || { echo "a full disk looks like success"; failures=$((failures + 1)); }
 

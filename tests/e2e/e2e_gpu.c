@@ -86,8 +86,8 @@ static void over(const char *transports, const char *lane, size_t longest, const
     printf("%s over %s: %u tokens after pages that moved, %u without, all as they should be\n", kv_type, lane, shipped,
         local);
     if (!log_says(&c.serve, up)) fail_msg("no link was made over %s", lane);
-    assert_true(log_says(&c.serve, fp8 ? "ready: cuda Fake 0 (sm_90), fp8 weights, KV, v1-cuda-w8-kvfp8"
-                                       : "ready: cuda Fake 0 (sm_90), v1-cuda-f16-kvf16"));
+    assert_true(log_says(&c.serve, fp8 ? "ready: cuda:0 Fake 0 (sm_90), fp8 weights, fp8 KV, v1-cuda-w8-kvfp8"
+                                       : "ready: cuda:0 Fake 0 (sm_90), f16 weights, v1-cuda-f16-kvf16"));
     e2e_assert_clean(&c);
     e2e_stop(&c);
 }
@@ -213,6 +213,40 @@ static void a_device_breaks(void **state) {
     e2e_parts_stop(&k);
 }
 
+/* msg: "p0 epoch ... ready: ... 1234 blocks of 16 tokens ...": the pool of a node that is ready. */
+static unsigned long blocks_of(const e2e_process *serve, const char *node) {
+    char *log = e2e_read_file(serve->log), start[32], *at = log;
+    snprintf(start, sizeof start, "\"%s epoch ", node);
+    while ((at = strstr(at, start)) && !memmem(at, strcspn(at, "\n"), " ready: ", 8)) at++;
+    assert_non_null(at);
+    char *blocks = strstr(at, " blocks of 16");
+    assert_non_null(blocks);
+    while (blocks[-1] >= '0' && blocks[-1] <= '9') blocks--;
+    unsigned long count = strtoul(blocks, NULL, 10);
+    free(log);
+    return count;
+}
+
+static void pools_of(const char *devices, const char *percents, unsigned long *prefill, unsigned long *decode) {
+    const char *args[] = {"--backend=cuda", PLUGIN, devices, percents, "--threads=1", NULL};
+    e2e_cluster c;
+    e2e_start(&c, E2E_TINY("llama"), args);
+    *prefill = blocks_of(&c.serve, "p0");
+    *decode = blocks_of(&c.serve, "d0");
+    e2e_stop(&c);
+}
+
+/* Each device has its share, and nodes on one device divide its. */
+static void shares_of_devices(void **state) {
+    unsigned long p, d, p1, d1;
+    setenv("KVF_FAKE_CUDA_DEVICES", "2", 1);
+    pools_of("--devices=0,1", "--device-memory-percent=8,2", &p, &d);
+    pools_of("--devices=1", "--device-memory-percent=8", &p1, &d1);
+    unsetenv("KVF_FAKE_CUDA_DEVICES");
+    printf("shares of 8 and 2: %lu and %lu blocks; 8 for two nodes: %lu and %lu\n", p, d, p1, d1);
+    assert_true(p / 4 == d && p1 == d1 && p / 2 == p1);
+}
+
 static void what_is_missing_is_said(void **state) {
     e2e_process p;
     const char *cuda[] = {"decode-node", "--model", E2E_TINY("llama"), "--backend=cuda", "--plugin=/nowhere/x.so",
@@ -236,7 +270,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(pages_over_shm), cmocka_unit_test(pages_over_tcp), cmocka_unit_test(prompts_are_scored),
         cmocka_unit_test(fp8_over_nccl), cmocka_unit_test(fp8_and_f16_do_not_pair),
         cmocka_unit_test(fp8_is_for_devices), cmocka_unit_test(device_to_processor),
-        cmocka_unit_test(processor_to_device), cmocka_unit_test(a_device_breaks),
+        cmocka_unit_test(processor_to_device), cmocka_unit_test(a_device_breaks), cmocka_unit_test(shares_of_devices),
         cmocka_unit_test(what_is_missing_is_said)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

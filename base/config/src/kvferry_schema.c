@@ -40,8 +40,9 @@ static const kvf_config_key keys[] = {
     CHOICE("engine.kv_type", ENUM, "f16", "f16 f32 q8 fp8", "kv-type",
         "number format of the KV cache; q8 (a scale for 32 values), f32: CPU only; fp8 (e4m3, one a head and "
         "position): devices only"),
-    CHOICE("engine.weights", ENUM, "auto", "auto fp8", "weights",
-        "what a device keeps matrices of layers in; auto: f16; fp8: e4m3, scaled by output (the CPU: as in the file)"),
+    CHOICE("engine.weights", ENUM, "auto", "auto f16 bf16 fp8", "weights",
+        "what a device keeps matrices in; auto: bf16 where the file has it, else f16; fp8: those of layers as e4m3, "
+        "scaled by output (the CPU: as in the file)"),
     CHOICE("engine.kernels", ENUM, "auto",
         "auto ref avx2 avx-vnni avx512 avx512-vnni avx512-bf16 neon neon-dotprod neon-i8mm", "kernels",
         "kernel family; auto: the best that this machine has"),
@@ -116,8 +117,8 @@ static const kvf_config_key keys[] = {
     KEY("node.router_grace", DURATION, "10s", 100 * MS, 600 * S, "router-grace",
         "how long requests of a lost router live on"),
 
-    KEY("prefill.chunk_tokens", U32, "256", 16, 1u << 16, "prefill-chunk-tokens",
-        "tokens of one prompt computed at a time; a multiple of 16"),
+    KEY("prefill.chunk_tokens", U32, NULL, 16, 1u << 16, "prefill-chunk-tokens",
+        "tokens of one prompt computed at a time; a multiple of 16; when not set 256, on a device 2048"),
     KEY("prefill.queue_max_requests", U32, "64", 1, 1u << 20, NULL,
         "prompts that may wait on the node; more are refused"),
 
@@ -126,8 +127,9 @@ static const kvf_config_key keys[] = {
         "tokens booked for an answer of unknown length, until answers were seen"),
     KEY("decode.queue_max_requests", U32, "64", 0, 1u << 20, NULL, "requests that may wait for room on the node"),
     KEY("decode.queue_timeout", DURATION, "30s", 0, 3600 * S, NULL, "how long a request may wait for room on the node"),
-    KEY("decode.prefill_chunk_tokens", U32, "32", 16, 1u << 16, NULL,
-        "tokens of a prompt computed between two decode steps"),
+    KEY("decode.prefill_chunk_tokens", U32, NULL, 16, 1u << 16, NULL,
+        "tokens of a prompt computed between two decode steps, prefill.chunk_tokens at most; when not set 32, on a "
+        "device 512"),
 
     KEY("transfer.grant_ttl", DURATION, "10s", 100 * MS, 600 * S, NULL, "life of a grant that is not renewed"),
     KEY("transfer.hold_ttl", DURATION, "30s", 100 * MS, 3600 * S, NULL,

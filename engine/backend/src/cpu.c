@@ -76,9 +76,10 @@ static kvf_status make_engine(cpu_backend *b, const kvf_backend_options *o, kvf_
     if (o->kv_type == KVF_KV_FP8) /* before the model is packed */
         return kvf_fail(
             err, KVF_ERR_UNSUPPORTED, "engine.kv_type: fp8 is for engine.backend cuda, the CPU has f16, f32, q8");
-    if (o->weights == KVF_WEIGHTS_FP8)
+    if (o->weights != KVF_WEIGHTS_AUTO)
         return kvf_fail(err, KVF_ERR_UNSUPPORTED,
-            "engine.weights: fp8 is for engine.backend cuda, the CPU keeps what the file has");
+            "engine.weights: %s is for engine.backend cuda, the CPU keeps what the file has",
+            kvf_weights_name(o->weights));
     kvf_model_options mo = {
         .precision = o->precision, .kernels = o->kernels, .threads = o->threads, .cache_folder = o->cache_folder};
     kvf_status status = kvf_model_open(o->model_path, &mo, &b->model, err);

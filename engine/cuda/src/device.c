@@ -11,6 +11,7 @@ enum { GEMM_WORKSPACE_BYTES = 32 << 20 };
 kvf_status cuda_failed(cuda_backend *b, const char *call, int error) {
     snprintf(b->base.trouble, sizeof b->base.trouble, "GPU: %s", kvf_cuda_text(&b->api, call, error));
     b->base.broken |= kvf_cuda_is_sticky(error);
+    (void)b->api.last_error(); /* told now: the next step is not to find it as its own */
     return error == KVF_CUDA_OUT_OF_MEMORY ? KVF_ERR_NO_MEMORY : KVF_ERR_INTERNAL;
 }
 
@@ -77,7 +78,7 @@ static kvf_status check_shape(const cuda_backend *b, kvf_error *err) {
     if (s->hidden % 8 || s->ffn % 8 || s->vocab % 8)
         return kvf_fail(err, KVF_ERR_UNSUPPORTED, "%s: hidden %u, ffn %u, vocabulary %u: the GPU needs multiples of 8",
             path, s->hidden, s->ffn, s->vocab);
-    if (b->options.weights == KVF_WEIGHTS_FP8 &&
+    if (b->weights == KVF_WEIGHTS_FP8 &&
         (s->hidden % KVF_CUDA_F8_ALIGN || s->ffn % KVF_CUDA_F8_ALIGN || s->heads * s->head_dim % KVF_CUDA_F8_ALIGN))
         return kvf_fail(err, KVF_ERR_UNSUPPORTED, "engine.weights: %s: hidden %u, ffn %u: fp8 needs multiples of %d",
             path, s->hidden, s->ffn, KVF_CUDA_F8_ALIGN);
@@ -122,6 +123,8 @@ static kvf_status open_model(cuda_backend *b, const kvf_model_spec *shape, kvf_e
     }
     b->base.gguf = b->gguf;
     b->base.spec = &b->spec;
+    b->weights = kvf_cuda_weights_kept(&b->spec, b->options.weights);
+    b->type = b->weights == KVF_WEIGHTS_BF16 ? KVF_CUDA_BF16 : KVF_CUDA_F16;
     b->cell = b->options.kv_type == KVF_KV_FP8 ? KVF_CUDA_CELL_F8 : KVF_CUDA_CELL_F16;
     b->base.page_bytes = kvf_cuda_page_bytes(b->spec.kv_heads, b->spec.head_dim, b->cell);
     kvf_status status = check_shape(b, err);
@@ -208,6 +211,16 @@ void kvf_cuda_backend_unpack(
 static const kvf_backend_ops cuda_ops = {
     .destroy = cuda_destroy, .run_step = cuda_run_step, .copy_block = cuda_copy_block, .page = cuda_page};
 
+/* Numerics say what activations and weights are rounded to: f16, bf16, or w8, which is f16 over codes. */
+static void name_backend(cuda_backend *b) {
+    const kvf_cuda_device *d = &b->api.devices[b->ordinal];
+    bool fp8_kv = b->options.kv_type == KVF_KV_FP8;
+    snprintf(b->base.numerics, sizeof b->base.numerics, "v1-cuda-%s-kv%s",
+        b->weights == KVF_WEIGHTS_FP8 ? "w8" : kvf_weights_name(b->weights), kvf_kv_type_name(b->options.kv_type));
+    snprintf(b->base.what, sizeof b->base.what, "cuda:%d %.24s (sm_%u), %s weights%s", b->ordinal, d->name,
+        d->capability, kvf_weights_name(b->weights), fp8_kv ? ", fp8 KV" : "");
+}
+
 kvf_status kvf_backend_open_cuda(
     const kvf_backend_options *options, const kvf_cuda_backend_options *cuda, kvf_backend **out, kvf_error *err) {
     cuda_backend *b = calloc(1, sizeof *b);
@@ -222,18 +235,12 @@ kvf_status kvf_backend_open_cuda(
     if (status == KVF_OK) cuda_size_unpacked(b, cuda->unpacked_bytes);
     if (status == KVF_OK) status = cuda_make_workspace(b, err);
     if (status == KVF_OK) status = cuda_make_pool(b, cuda->memory_share, err);
+    if (status == KVF_OK) status = cuda_warm_up(b, err);
     if (status != KVF_OK) {
         cuda_destroy(&b->base);
         return status;
     }
-    const kvf_cuda_device *d = &b->api.devices[cuda->device];
-    bool fp8_weights = options->weights == KVF_WEIGHTS_FP8, fp8_kv = options->kv_type == KVF_KV_FP8;
-    snprintf(b->base.numerics, sizeof b->base.numerics, "v1-cuda-%s-kv%s", fp8_weights ? "w8" : "f16",
-        kvf_kv_type_name(options->kv_type));
-    snprintf(b->base.what, sizeof b->base.what, "cuda %.30s (sm_%u)%s", d->name, d->capability,
-        fp8_weights ? fp8_kv ? ", fp8 weights, KV" : ", fp8 weights"
-        : fp8_kv    ? ", fp8 KV"
-                    : "");
+    name_backend(b);
     *out = &b->base;
     return KVF_OK;
 }

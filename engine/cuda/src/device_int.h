@@ -6,10 +6,10 @@
 
 enum { ALLOCATIONS_MAX = 16, GRAPHS_MAX = 64, CUDA_ALIGN = 256 };
 
-/* [outputs][inputs]: halves, or e4m3 codes with the scale of each output. */
+/* [outputs][inputs]: f16 or bf16, or e4m3 codes with the scale of each output. */
 typedef struct {
     const void *w;
-    const float *scales; /* NULL: halves */
+    const float *scales; /* NULL: no codes */
 } cuda_matrix;
 
 typedef struct {
@@ -32,7 +32,7 @@ typedef struct {
 } cuda_place;
 
 typedef struct {
-    uint32_t decodes, context_max; /* rounded up, see graph.c */
+    uint32_t decodes, context_max; /* rounded up, see step.c */
     kvf_cuda_graph_exec exec;
     uint64_t used; /* larger: later */
 } cuda_graph;
@@ -62,11 +62,14 @@ typedef struct {
     uint32_t allocations_count;
 
     cuda_layer *layer;
-    const kvf_half_bits *embedding; /* and the head: halves in any case */
+    kvf_weights weights; /* never AUTO */
+    kvf_cuda_type type; /* F16 or BF16: of matrices that are no codes, and of activations between products */
+    const kvf_half_bits *embedding; /* and the head: no codes in any case */
     cuda_matrix head;
     const float *output_norm, *cos_sin;
     kvf_cuda_cell cell; /* what pages hold */
-    uint8_t *pages; /* [layer][block][page_bytes] */
+    uint8_t
+        *pages; /* [layer][block][page_bytes]; after the pool's blocks a spare one, for rows that nobody asked for */
     size_t layer_bytes;
 
     /* Workspace on the device. */
@@ -98,6 +101,8 @@ typedef struct {
 
     /* The step that is running. */
     uint32_t table_stride, rows, decodes, prefills, prefill_tokens_max, context_max, logits_count;
+    bool is_decode; /* every run is one token whose logits are wanted; rows may be more than that */
+    bool is_warming_up; /* nothing is recorded */
     cuda_place *places; /* [sequences_max] */
     uint32_t *run_rows; /* [sequences_max]: first row of each run, in the step's order */
     cuda_graph graphs[GRAPHS_MAX];
@@ -120,6 +125,8 @@ kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err);
 kvf_status cuda_make_pool(cuda_backend *b, double memory_share, kvf_error *err);
 kvf_status cuda_make_workspace(cuda_backend *b, kvf_error *err);
 void cuda_size_unpacked(cuda_backend *b, size_t wanted_bytes); /* before; 0: as much as is good */
+/* warm.c */
+kvf_status cuda_warm_up(cuda_backend *b, kvf_error *err);
 /* step.c */
 kvf_status cuda_run_step(kvf_backend *base, const kvf_backend_step *step);
 /* forward.c: queues the step up to its logits. */

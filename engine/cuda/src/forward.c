@@ -20,7 +20,7 @@ static const char *product_error(int error) {
     }
 }
 
-static kvf_status multiply_halves(cuda_backend *b, const kvf_cuda_product *p) {
+static kvf_status multiply_sixteen(cuda_backend *b, const kvf_cuda_product *p) {
     int error = b->kernels->gemm_run(b->gemm, p, b->stream);
     if (error == 0) return KVF_OK;
     snprintf(b->base.trouble, sizeof b->base.trouble, "GPU: matrix product %u x %u x %u: %s (%d)", p->rows, p->outputs,
@@ -51,7 +51,7 @@ static kvf_status multiply_codes(cuda_backend *b, const cuda_matrix *m, const kv
         part.y = (kvf_half_bits *)p->y + first;
         b->kernels->f8_unpack(
             b->unpacked, codes + (size_t)first * p->inputs, m->scales + first, part.outputs, p->inputs, b->stream);
-        kvf_status status = multiply_halves(b, &part);
+        kvf_status status = multiply_sixteen(b, &part);
         if (status != KVF_OK) return status;
     }
     return KVF_OK;
@@ -59,9 +59,15 @@ static kvf_status multiply_codes(cuda_backend *b, const cuda_matrix *m, const kv
 
 static kvf_status multiply(cuda_backend *b, const cuda_matrix *m, const kvf_half_bits *x, void *y, bool f32,
     uint32_t rows, uint32_t outputs, uint32_t inputs) {
-    kvf_cuda_product p = {
-        .w = m->w, .x = x, .y = y, .y_is_f32 = f32, .rows = rows, .outputs = outputs, .inputs = inputs};
-    return m->scales ? multiply_codes(b, m, &p) : multiply_halves(b, &p);
+    kvf_cuda_product p = {.w = m->w,
+        .x = x,
+        .y = y,
+        .y_is_f32 = f32,
+        .is_bf16 = b->type == KVF_CUDA_BF16,
+        .rows = rows,
+        .outputs = outputs,
+        .inputs = inputs};
+    return m->scales ? multiply_codes(b, m, &p) : multiply_sixteen(b, &p);
 }
 #define TRY(call)                                                                                                      \
     do {                                                                                                               \
@@ -75,6 +81,7 @@ static void store_qkv(cuda_backend *b, uint32_t layer) {
     const kvf_model_spec *s = &b->spec;
     const cuda_layer *w = &b->layer[layer];
     kvf_cuda_qkv a = {.qkv = b->qkv,
+        .type = b->type,
         .bias = w->qkv_bias,
         .q_norm = w->q_norm,
         .k_norm = w->k_norm,
@@ -100,6 +107,7 @@ static void attend(cuda_backend *b, uint32_t layer) {
     float scale = 1.0f / sqrtf((float)s->head_dim);
     if (b->decodes) {
         kvf_cuda_decode a = {.out = b->heads,
+            .out_type = b->type,
             .q = b->q,
             .pages = pages_of(b, layer),
             .page_bytes = b->base.page_bytes,
@@ -118,6 +126,7 @@ static void attend(cuda_backend *b, uint32_t layer) {
     }
     if (b->prefills) {
         kvf_cuda_prefill a = {.out = b->heads,
+            .out_type = b->type,
             .q = b->q,
             .pages = pages_of(b, layer),
             .page_bytes = b->base.page_bytes,
@@ -159,9 +168,9 @@ static kvf_status feed_forward(
     cuda_backend *b, const cuda_layer *w, float *x, const kvf_half_bits *heads, uint32_t rows) {
     const kvf_model_spec *s = &b->spec;
     TRY(multiply(b, &w->o, heads, b->sum, false, rows, s->hidden, s->heads * s->head_dim));
-    b->kernels->rms_norm(b->normed, x, b->sum, w->ffn_norm, s->rms_eps, rows, s->hidden, b->stream);
+    b->kernels->rms_norm(b->normed, x, b->sum, b->type, w->ffn_norm, s->rms_eps, rows, s->hidden, b->stream);
     TRY(multiply(b, &w->gate_up, b->normed, b->gate_up, false, rows, 2 * s->ffn, s->hidden));
-    b->kernels->swiglu(b->ffn, b->gate_up, rows, s->ffn, b->stream);
+    b->kernels->swiglu(b->ffn, b->gate_up, b->type, rows, s->ffn, b->stream);
     return multiply(b, &w->down, b->ffn, b->sum, false, rows, s->hidden, s->ffn);
 }
 
@@ -170,10 +179,10 @@ kvf_status cuda_queue_forward(cuda_backend *b, const kvf_backend_step *step, boo
     const kvf_half_bits *heads = b->heads, *add = NULL;
     float *x = b->x;
     uint32_t rows = b->rows;
-    b->kernels->embed(x, b->embedding, b->device.tokens, rows, s->hidden, b->stream);
+    b->kernels->embed(x, b->embedding, b->type, b->device.tokens, rows, s->hidden, b->stream);
     for (uint32_t layer = 0; layer < s->layers; layer++) {
         const cuda_layer *w = &b->layer[layer];
-        b->kernels->rms_norm(b->normed, x, add, w->attn_norm, s->rms_eps, rows, s->hidden, b->stream);
+        b->kernels->rms_norm(b->normed, x, add, b->type, w->attn_norm, s->rms_eps, rows, s->hidden, b->stream);
         TRY(multiply(
             b, &w->qkv, b->normed, b->qkv, false, rows, (s->heads + 2 * s->kv_heads) * s->head_dim, s->hidden));
         store_qkv(b, layer);
@@ -192,6 +201,6 @@ kvf_status cuda_queue_forward(cuda_backend *b, const kvf_backend_step *step, boo
         TRY(feed_forward(b, w, x, heads, rows));
         add = b->sum;
     }
-    b->kernels->rms_norm(b->normed, x, add, b->output_norm, s->rms_eps, rows, s->hidden, b->stream);
+    b->kernels->rms_norm(b->normed, x, add, b->type, b->output_norm, s->rms_eps, rows, s->hidden, b->stream);
     return multiply(b, &b->head, b->normed, b->logits, true, rows, s->vocab, s->hidden);
 }

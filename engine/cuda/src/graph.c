@@ -1,4 +1,4 @@
-/* Steps in which every run is one token are recorded once for each count of runs and bound of context, and replayed:
+/* Steps in which every run is one token are recorded once for each bound of runs and of context, and replayed:
  * some ten launches a layer would otherwise cost the host more than the device. A recording holds addresses and sizes,
  * all of which are fixed by that key; what changes from step to step is read from the inputs in device memory. */
 #include "device_int.h"

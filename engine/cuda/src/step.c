@@ -10,6 +10,15 @@ static uint32_t context_bound(const cuda_backend *b, uint32_t context) {
     return KVF_MIN(bound, (uint32_t)kvf_align_up(b->spec.context_max, KVF_BLOCK_TOKENS));
 }
 
+/* So do counts of runs: 1, 2, 4, 8, then by 8, from 64 on by 16. Rows that nobody asked for are of the spare block. */
+static uint32_t decodes_bound(const cuda_backend *b, uint32_t decodes) {
+    uint32_t bound = 1;
+    while (bound < decodes && bound < 8) bound *= 2;
+    if (decodes > 8) bound = (uint32_t)kvf_align_up(decodes, decodes <= 64 ? 8 : 16);
+    uint32_t most = KVF_MIN(b->options.sequences_max, KVF_MIN(b->options.tokens_max, b->options.logit_rows_max));
+    return KVF_MAX(decodes, KVF_MIN(bound, most));
+}
+
 static void place_runs(cuda_backend *b, const kvf_backend_step *step) {
     uint32_t placed = 0, context = 0;
     b->rows = b->decodes = b->prefills = b->prefill_tokens_max = b->logits_count = 0;
@@ -30,6 +39,8 @@ static void place_runs(cuda_backend *b, const kvf_backend_step *step) {
             }
         }
     }
+    b->is_decode = b->prefills == 0 && b->logits_count == b->rows;
+    if (b->is_decode) b->rows = b->decodes = b->logits_count = decodes_bound(b, b->decodes);
     b->context_max = context_bound(b, context);
     b->table_stride = (uint32_t)kvf_div_up(b->context_max, KVF_BLOCK_TOKENS);
 }
@@ -51,11 +62,16 @@ static void fill_inputs(cuda_backend *b, const kvf_backend_step *step) {
             in->prefills[p - b->decodes] =
                 (kvf_cuda_run){.row = row, .tokens = run->count, .position = run->position, .sequence = p};
     }
+    for (uint32_t p = step->runs_count; b->is_decode && p < b->decodes; p++) {
+        in->tokens[p] = in->positions[p] = 0;
+        in->contexts[p] = 1;
+        in->row_blocks[p] = in->tables[(size_t)p * b->table_stride] = b->base.blocks; /* the spare one */
+    }
 }
 
-static kvf_status send_inputs(cuda_backend *b, const kvf_backend_step *step) {
+static kvf_status send_inputs(cuda_backend *b) {
     size_t used = (size_t)((uint8_t *)b->host.tables - (uint8_t *)b->host_inputs) +
-                  (size_t)step->runs_count * b->table_stride * sizeof(uint32_t);
+                  (size_t)(b->decodes + b->prefills) * b->table_stride * sizeof(uint32_t);
     KVF_ASSERT(used <= b->inputs_bytes);
     CUDA_TRY(b, copy_async, b->device_inputs, b->host_inputs, used, KVF_CUDA_HOST_TO_DEVICE, b->stream);
     return KVF_OK;
@@ -71,10 +87,10 @@ static kvf_status follow_layers(cuda_backend *b, const kvf_backend_step *step) {
 }
 
 static kvf_status queue_step(cuda_backend *b, const kvf_backend_step *step, bool events) {
-    kvf_status status = send_inputs(b, step);
+    kvf_status status = send_inputs(b);
     if (status != KVF_OK) return status;
-    bool decode = b->prefills == 0 && b->logits_count == b->rows;
-    status = decode ? cuda_queue_decode(b, step) : cuda_queue_forward(b, step, events);
+    bool recorded = b->is_decode && !b->is_warming_up;
+    status = recorded ? cuda_queue_decode(b, step) : cuda_queue_forward(b, step, events);
     if (status != KVF_OK) return status;
     status = cuda_queue_choices(b, step);
     if (status != KVF_OK) return status;

@@ -1,11 +1,13 @@
 /* The model's weights in device memory: one allocation, walked twice with the same code, once to measure. Matrices
- * become f16: blocks of quantised types on the device, the same bits as on the host; f32 and bf16 on the host, where a
- * weight beyond f16's range is seen and refused. With engine.weights fp8 those of layers go on from there to codes. */
+ * become f16 or bf16: blocks of quantised types on the device, the same bits as on the host; f32 and bf16 on the host,
+ * where a weight beyond the range of what it is kept in is seen and refused. With engine.weights fp8 those of layers go
+ * on from f16 to codes. */
 #include "device_int.h"
 #include "kvf/arena.h"
 #include "kvf/kernels.h"
 #include "kvf/quant.h"
 #include "kvf/rng.h"
+#include <math.h>
 #include <stdlib.h>
 
 enum { CHUNK_VALUES = 1 << 20, POSITIONS_A_CHUNK = 4096 };
@@ -13,11 +15,11 @@ enum { CHUNK_VALUES = 1 << 20, POSITIONS_A_CHUNK = 4096 };
 typedef struct {
     cuda_backend *b;
     kvf_arena arena; /* without base while measuring */
-    void *staging; /* device, [CHUNK_VALUES] halves: raw blocks, or noise */
+    void *staging; /* device, [CHUNK_VALUES] of 16 bits: raw blocks, or noise */
     kvf_half_bits *unpacked; /* device, [CHUNK_VALUES]: rows on their way to codes; NULL where there are none */
     bool staging_is_noise;
     float *f32; /* [CHUNK_VALUES] */
-    kvf_half_bits *f16; /* [CHUNK_VALUES] */
+    kvf_half_bits *sixteen; /* [CHUNK_VALUES]: f16 or bf16 */
     kvf_status status;
     kvf_error *err;
 } loader;
@@ -41,7 +43,14 @@ static void upload(loader *l, void *to, const void *from, size_t len_bytes) {
     if (error) failed(l, call, error);
 }
 
-static bool to_halves(const float *from, kvf_half_bits *to, size_t count) {
+/* To nearest, ties to even. */
+static kvf_half_bits bf16_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (kvf_half_bits)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+static bool to_f16(const float *from, kvf_half_bits *to, size_t count) {
     bool fits = true;
     for (size_t i = 0; i < count; i++) {
         to[i] = kvf_f32_to_f16(from[i]);
@@ -50,13 +59,35 @@ static bool to_halves(const float *from, kvf_half_bits *to, size_t count) {
     return fits;
 }
 
+static bool to_bf16(const float *from, kvf_half_bits *to, size_t count) {
+    bool fits = true;
+    for (size_t i = 0; i < count; i++) {
+        to[i] = bf16_of(from[i]);
+        fits &= isfinite(from[i]) && (to[i] & 0x7F80) != 0x7F80;
+    }
+    return fits;
+}
+
+static bool all_finite_bf16(const uint16_t *values, size_t count) {
+    uint32_t wrong = 0;
+    for (size_t i = 0; i < count; i++) wrong |= (values[i] & 0x7F80) == 0x7F80;
+    return !wrong;
+}
+
+static void refuse_range(loader *l, const kvf_gguf_tensor *t) {
+    l->status = kvf_fail(l->err, KVF_ERR_UNSUPPORTED,
+        l->b->type == KVF_CUDA_BF16 ? "tensor %s has values beyond the range of bf16"
+                                    : "tensor %s has values beyond the range of f16: engine.weights: bf16 keeps them",
+        t->name);
+}
+
 /* Raw blocks go over as they are. Waited for: the next blocks come into the same staging. */
 static void upload_blocks(loader *l, kvf_half_bits *to, const uint8_t *from, const kvf_gguf_tensor *t, size_t count) {
     cuda_backend *b = l->b;
     const kvf_dtype_info *info = kvf_dtype_find(t->type);
     upload(l, l->staging, from, count / info->block_values * info->block_bytes);
     if (l->status != KVF_OK) return;
-    if (b->kernels->dequantise(to, KVF_CUDA_F16, (uint32_t)t->type, l->staging, count, b->stream) != 0) {
+    if (b->kernels->dequantise(to, b->type, (uint32_t)t->type, l->staging, count, b->stream) != 0) {
         l->status =
             kvf_fail(l->err, KVF_ERR_UNSUPPORTED, "tensor %s: the device does not read type %s", t->name, info->name);
         return;
@@ -72,9 +103,12 @@ static void upload_blocks(loader *l, kvf_half_bits *to, const uint8_t *from, con
 
 /* A model without a file: values in (-1/32, 1/32), the same block over and over. */
 static void make_noise(loader *l, kvf_half_bits *to, size_t count) {
-    for (uint32_t i = 0; !l->staging_is_noise && i < CHUNK_VALUES; i++)
-        l->f16[i] = kvf_f32_to_f16((float)(int32_t)(uint32_t)(kvf_rng_at(1, 0, i) >> 32) * (1.0f / 32 / 2147483648.0f));
-    if (!l->staging_is_noise) upload(l, l->staging, l->f16, CHUNK_VALUES * sizeof *l->f16);
+    bool bf16 = l->b->type == KVF_CUDA_BF16;
+    for (uint32_t i = 0; !l->staging_is_noise && i < CHUNK_VALUES; i++) {
+        float value = (float)(int32_t)(uint32_t)(kvf_rng_at(1, 0, i) >> 32) * (1.0f / 32 / 2147483648.0f);
+        l->sixteen[i] = bf16 ? bf16_of(value) : kvf_f32_to_f16(value);
+    }
+    if (!l->staging_is_noise) upload(l, l->staging, l->sixteen, CHUNK_VALUES * sizeof *l->sixteen);
     l->staging_is_noise = true;
     for (size_t at = 0; at < count && l->status == KVF_OK; at += CHUNK_VALUES) {
         size_t bytes = KVF_MIN(count - at, (size_t)CHUNK_VALUES) * sizeof *to;
@@ -83,7 +117,7 @@ static void make_noise(loader *l, kvf_half_bits *to, size_t count) {
     }
 }
 
-/* `count` rows from `row` on, as f16. */
+/* `count` rows from `row` on, as f16 or bf16. */
 static void upload_rows(loader *l, kvf_half_bits *to, const kvf_gguf_tensor *t, size_t row, size_t count) {
     size_t width = (size_t)t->dims[0];
     if (!t->data) {
@@ -97,11 +131,19 @@ static void upload_rows(loader *l, kvf_half_bits *to, const kvf_gguf_tensor *t, 
         upload_blocks(l, to, from, t, count * width);
         return;
     }
+    bool bf16 = l->b->type == KVF_CUDA_BF16;
+    if (bf16 && t->type == KVF_DTYPE_BF16) { /* as it is; tensors lie aligned in the file */
+        if (all_finite_bf16((const uint16_t *)(const void *)from, count * width))
+            upload(l, to, from, count * row_bytes);
+        else
+            refuse_range(l, t);
+        return;
+    }
     for (size_t i = 0; i < count; i++) kvf_dequant_row(t->type, from + i * row_bytes, l->f32 + i * width, width);
-    if (to_halves(l->f32, l->f16, count * width))
-        upload(l, to, l->f16, count * width * sizeof *to);
+    if ((bf16 ? to_bf16 : to_f16)(l->f32, l->sixteen, count * width))
+        upload(l, to, l->sixteen, count * width * sizeof *to);
     else
-        l->status = kvf_fail(l->err, KVF_ERR_UNSUPPORTED, "tensor %s has values beyond the range of f16", t->name);
+        refuse_range(l, t);
 }
 
 static size_t rows_at_once(const kvf_gguf_tensor *t) { return KVF_MAX(CHUNK_VALUES / t->dims[0], (size_t)1); }
@@ -222,6 +264,13 @@ static void lay_model(loader *l) {
     b->cos_sin = lay_angles(l);
 }
 
+/* What plans count (kept.c) is what is laid out, but for gaps: a layer has at most 14 pieces, and there are 4 more. */
+static void assert_planned(const cuda_backend *b, size_t laid_bytes) {
+    size_t planned_bytes = kvf_cuda_model_bytes(&b->spec, b->weights);
+    KVF_ASSERT(laid_bytes >= planned_bytes);
+    KVF_ASSERT(laid_bytes - planned_bytes <= ((size_t)b->spec.layers * 14 + 4) * CUDA_ALIGN);
+}
+
 /* What kernels have met on the way. */
 static void finish(loader *l) {
     int error = l->b->api.last_error();
@@ -236,20 +285,21 @@ kvf_status cuda_load_weights(cuda_backend *b, kvf_error *err) {
     size_t room = KVF_MAX((size_t)CHUNK_VALUES, widest);
     b->layer = calloc(b->spec.layers, sizeof *b->layer);
     l.f32 = malloc(room * sizeof *l.f32);
-    l.f16 = malloc(room * sizeof *l.f16);
+    l.sixteen = malloc(room * sizeof *l.sixteen);
     int error = b->api.memory_take(&l.staging, room * sizeof(kvf_half_bits)); /* no packed type has more bits */
-    if (!error && b->options.weights == KVF_WEIGHTS_FP8)
+    if (!error && b->weights == KVF_WEIGHTS_FP8)
         error = b->api.memory_take((void **)&l.unpacked, room * sizeof(kvf_half_bits));
     if (error) {
         failed(&l, kvf_cuda_symbols.memory_take, error);
         goto end;
     }
-    if (!b->layer || !l.f32 || !l.f16) {
+    if (!b->layer || !l.f32 || !l.sixteen) {
         l.status = kvf_fail(err, KVF_ERR_NO_MEMORY, "out of memory");
         goto end;
     }
     lay_model(&l);
     l.arena.size_bytes = l.arena.used_bytes;
+    assert_planned(b, l.arena.size_bytes);
     l.arena.base = cuda_take(b, l.arena.size_bytes);
     if (l.arena.base) {
         lay_model(&l);
@@ -262,6 +312,6 @@ end:
     if (l.staging) b->api.memory_give(l.staging); /* waits for the device */
     if (l.unpacked) b->api.memory_give(l.unpacked);
     free(l.f32);
-    free(l.f16);
+    free(l.sixteen);
     return l.status;
 }

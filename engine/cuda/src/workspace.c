@@ -67,7 +67,7 @@ static void carve_workspace(cuda_backend *b, kvf_arena *c) {
     b->x_kept = CARVE(c, float, kept * s->hidden);
     b->heads_kept = CARVE(c, kvf_half_bits, kept * q);
     b->logits = CARVE(c, float, kept * s->vocab);
-    if (b->options.weights == KVF_WEIGHTS_FP8) {
+    if (b->weights == KVF_WEIGHTS_FP8) {
         b->spans = CARVE(c, float, spans_floats(b));
         b->unpacked = CARVE(c, kvf_half_bits, b->unpacked_values);
     }
@@ -124,12 +124,16 @@ kvf_status cuda_make_pool(cuda_backend *b, double memory_share, kvf_error *err) 
         if (error) return kvf_fail(err, cuda_failed(b, kvf_cuda_symbols.memory_info, error), "%s", b->base.trouble);
         bytes = (uint64_t)((double)free_bytes * memory_share);
     }
+    const char *key = memory_share > 0 ? "engine.device_memory_percent" : "kv.memory";
     kvf_status status = kvf_backend_count_blocks(&b->spec, b->options.kv_type, bytes, &b->base.blocks, err);
+    if (status != KVF_OK && memory_share > 0)
+        return kvf_fail(err, status, "%s: %.0f %% of what weights leave free are %zu MiB, no room for two blocks", key,
+            memory_share * 100, (size_t)bytes >> 20);
     if (status != KVF_OK) return status;
-    b->layer_bytes = (size_t)b->base.blocks * b->base.page_bytes;
+    b->layer_bytes = ((size_t)b->base.blocks + 1) * b->base.page_bytes;
     b->pages = cuda_take(b, b->layer_bytes * b->spec.layers);
     if (!b->pages)
-        return kvf_fail(err, KVF_ERR_NO_MEMORY, "kv.memory: no room for %zu MiB of pages: %s",
+        return kvf_fail(err, KVF_ERR_NO_MEMORY, "%s: no room for %zu MiB of pages: %s", key,
             b->layer_bytes * b->spec.layers >> 20, b->base.trouble);
     return KVF_OK;
 }

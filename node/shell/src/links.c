@@ -120,10 +120,13 @@ static void describe_device(kvf_worker *w) {
         .self = w->backend};
     if (!w->options.nccl) return;
     w->nccl_loaded = kvf_nccl_load(NULL, &w->nccl, &err) == KVF_OK;
-    if (w->nccl_loaded)
-        w->device.nccl = &w->nccl;
-    else
+    if (!w->nccl_loaded) {
         kvf_log(KVF_LOG_WARN, "link", "pages do not go over NCCL: %s", err.message);
+        return;
+    }
+    w->device.nccl = &w->nccl;
+    int number = w->nccl.number; /* 2.18 is the oldest that is taken: major, minor and patch in two digits each */
+    kvf_log(KVF_LOG_INFO, "link", "found NCCL %d.%d.%d", number / 10000, number / 100 % 100, number % 100);
 }
 
 kvf_status links_create(kvf_worker *w, const kvf_identity *identity, kvf_error *err) {

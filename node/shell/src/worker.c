@@ -189,9 +189,23 @@ static void fill_identity(kvf_identity *id, const kvf_worker *w, const kvf_token
     snprintf(id->kv_type, sizeof id->kv_type, "%s", kvf_kv_type_name(w->options.kv_type));
 }
 
-static kvf_status open_backend(kvf_worker *w, kvf_error *err) {
-    const kvf_worker_options *o = &w->options;
-    kvf_backend_options bo = {.model_path = o->model_path,
+/* What there is, before the line that says what of it was chosen. */
+static void say_found(const kvf_worker *w) {
+    char text[1024];
+    kvf_log(KVF_LOG_INFO, "node", "found %s", kvf_cuda_found(kvf_cuda_backend_api(w->backend), text, sizeof text));
+}
+
+/* Where nobody said: a device needs more rows than a processor to be busy, and is sooner done with them. */
+static void settle_chunks(kvf_worker_options *o, bool on_device) {
+    if (!o->chunk_tokens) o->chunk_tokens = on_device ? 2048 : 256;
+    if (!o->chunk_tokens_mixed) o->chunk_tokens_mixed = on_device ? 512 : 32;
+    o->chunk_tokens_mixed = KVF_MIN(o->chunk_tokens_mixed, o->chunk_tokens);
+}
+
+static kvf_backend_options backend_options(kvf_worker *w, bool on_device) {
+    kvf_worker_options *o = &w->options;
+    settle_chunks(o, on_device);
+    return (kvf_backend_options){.model_path = o->model_path,
         .precision = o->precision,
         .kernels = o->kernels,
         .cache_folder = o->cache_folder,
@@ -201,15 +215,32 @@ static kvf_status open_backend(kvf_worker *w, kvf_error *err) {
         .cores_shared = o->cores_shared,
         .kv_type = o->kv_type,
         .kv_memory_bytes = o->kv_memory_bytes,
-        .tokens_max = KVF_MAX(o->chunk_tokens, o->chunk_tokens_mixed) + o->sequences_max,
+        .tokens_max = o->chunk_tokens + o->sequences_max,
         .sequences_max = o->sequences_max,
         .logit_rows_max = o->sequences_max + SCORE_ROWS};
-    if (strcmp(o->backend, "cpu") == 0) return kvf_backend_open_cpu(&bo, &w->backend, err);
-    kvf_cuda_backend_options cuda = {.plugin = o->plugin, .device = o->device, .memory_share = o->device_memory_share};
-    kvf_status status = kvf_backend_open_cuda(&bo, &cuda, &w->backend, err);
-    if (status != KVF_ERR_UNSUPPORTED || strcmp(o->backend, "auto") != 0) return status;
-    kvf_log(KVF_LOG_INFO, "node", "backend cpu, for cuda cannot be used: %s", err->message);
+}
+
+static kvf_status open_cpu(kvf_worker *w, kvf_error *err) {
+    kvf_backend_options bo = backend_options(w, false);
     return kvf_backend_open_cpu(&bo, &w->backend, err);
+}
+
+static kvf_status open_cuda(kvf_worker *w, kvf_error *err) {
+    const kvf_worker_options *o = &w->options;
+    kvf_backend_options bo = backend_options(w, true);
+    kvf_cuda_backend_options cuda = {.plugin = o->plugin, .device = o->device, .memory_share = o->device_memory_share};
+    return kvf_backend_open_cuda(&bo, &cuda, &w->backend, err);
+}
+
+static kvf_status open_backend(kvf_worker *w, kvf_error *err) {
+    const kvf_worker_options wanted = w->options;
+    if (strcmp(wanted.backend, "cpu") == 0) return open_cpu(w, err);
+    kvf_status status = open_cuda(w, err);
+    if (status == KVF_OK) say_found(w);
+    if (status != KVF_ERR_UNSUPPORTED || strcmp(wanted.backend, "auto") != 0) return status;
+    kvf_log(KVF_LOG_INFO, "node", "backend cpu, for cuda cannot be used: %s", err->message);
+    w->options = wanted;
+    return open_cpu(w, err);
 }
 
 /* Block events kept for routers. Who missed more than the pool has blocks is served better by a snapshot of their names
@@ -232,7 +263,7 @@ static void configure_core(kvf_worker *w, const kvf_tokenizer_info *tok) {
         .requests_max = o->requests_max,
         .sequences_max = o->sequences_max * 2,
         .step_sequences_max = o->sequences_max,
-        .step_tokens_max = KVF_MAX(o->chunk_tokens, o->chunk_tokens_mixed) + o->sequences_max,
+        .step_tokens_max = o->chunk_tokens + o->sequences_max,
         .chunk_tokens = o->chunk_tokens,
         .chunk_tokens_mixed = o->chunk_tokens_mixed,
         .queue_max = o->queue_max,

@@ -37,8 +37,8 @@ cu="$nvcc -std=c++17 -O3 ${gencode[*]} -DKVF_LAUNCH_WATCHED -Itests/cuda $common
   done
   [ $syntax = 1 ] || for f in rows qkv decode prefill pages quant sample product8; do echo "$plain kernels/cuda/$f.cu -o $folder/p_$f.o"; done
   for f in kernels/cuda/plugin kernels/cuda/gemm; do echo "$engine $f.c -o $folder/p_${f##*/}.o"; done
-  for f in engine/cuda/src/{choose,device,forward,graph,step,weights,workspace} engine/backend/src/blocks engine/forward/src/runs base/device/src/cuda_api \
-    tests/bench/device_engine $here/no_files; do
+  for f in engine/cuda/src/{choose,device,forward,graph,kept,step,warm,weights,workspace} engine/backend/src/{blocks,weights} engine/forward/src/runs \
+    base/device/src/cuda_api tests/bench/device_engine $here/no_files; do
     echo "$engine $f.c -o $folder/e_${f//\//_}.o"
   done
   for f in $here/{transports,gpu,pair,clock} kvtransfer/src/{lane,lane_work}; do echo "$lanes $f.c -o $folder/t_${f//\//_}.o"; done

@@ -10,9 +10,7 @@
 #define TINY KVF_SOURCE_DIR "/tests/golden/tiny/"
 enum { VOCAB = 320, TOKENS_MAX = 800, SEQUENCES_MAX = 8, BLOCKS = 128, BLOCKS_A_SEQUENCE = 64 };
 
-static kvf_backend *open_tiny(const backend_under_test *t, const char *name) {
-    char path[512];
-    snprintf(path, sizeof path, TINY "%s.gguf", name);
+static kvf_backend *open_at(const backend_under_test *t, const char *path) {
     kvf_backend_options o = {.model_path = path,
         .precision = KVF_PRECISION_EXACT,
         .threads = 2,
@@ -27,6 +25,12 @@ static kvf_backend *open_tiny(const backend_under_test *t, const char *name) {
     if (t->open(&o, &b, &err) != KVF_OK) fail_msg("%s: %s", path, err.message);
     assert_true(b->blocks >= BLOCKS);
     return b;
+}
+
+static kvf_backend *open_tiny(const backend_under_test *t, const char *name) {
+    char path[512];
+    snprintf(path, sizeof path, TINY "%s.gguf", name);
+    return open_at(t, path);
 }
 
 /* One sequence: what it holds so far and where. */
@@ -204,6 +208,43 @@ void backend_scores_agree_with_the_cpu(const backend_under_test *t) {
         assert_int_equal(got[i].top_count, 2);
     }
     printf("%s: logprobs of a prompt are off by %.3g at most\n", b->numerics, most);
+    kvf_backend_destroy(a);
+    kvf_backend_destroy(b);
+    free(want);
+    free(got);
+}
+
+static uint32_t compare_scores(
+    const kvf_sample *want, const kvf_sample *got, uint32_t count, const backend_under_test *t, const char *what) {
+    uint32_t clear = 0;
+    double most = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const kvf_token_logprob *w = want[i].top, *g = got[i].top;
+        double off = fabs((double)want[i].chosen.logprob - (double)got[i].chosen.logprob);
+        most = fmax(most, off);
+        if (!(off <= t->logprob_tolerance)) fail_msg("%s: logprob of position %u is off by %g", what, i + 1, off);
+        if (!(w[0].logprob - w[1].logprob > (float)t->clear_gap)) continue;
+        if (g[0].token != w[0].token)
+            fail_msg("%s: after position %u %u is best, not %u", what, i, g[0].token, w[0].token);
+        clear++;
+    }
+    printf("%s: logprobs are off by %.3g at most, %u of %u best tokens are clear\n", what, most, clear, count);
+    return clear;
+}
+
+void backend_agrees_with_the_cpu_over(const backend_under_test *t, const char *path) {
+    enum { COUNT = 48 };
+    static const backend_under_test cpu = {.open = kvf_backend_open_cpu};
+    uint32_t ids[COUNT];
+    for (uint32_t i = 0; i < COUNT; i++) ids[i] = (i * 37 + i * i % 13) % (VOCAB - 1);
+    kvf_sample *want = calloc(COUNT, sizeof *want), *got = calloc(COUNT, sizeof *got);
+    assert_true(want && got);
+    kvf_backend *a = open_at(&cpu, path), *b = open_at(t, path);
+    score_prompt(a, ids, COUNT, COUNT, want);
+    score_prompt(b, ids, COUNT, COUNT, got);
+    assert_true(compare_scores(want, got, COUNT - 1, t, "at once") > COUNT / 4);
+    score_prompt(b, ids, COUNT, 1, got);
+    compare_scores(want, got, COUNT - 1, t, "token by token");
     kvf_backend_destroy(a);
     kvf_backend_destroy(b);
     free(want);

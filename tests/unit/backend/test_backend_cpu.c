@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
+#include <stdio.h>
 
 static const char *const names[] = {"llama", "llama-mha", "llama3-rope", "mistral-wide-head", "qwen2", "qwen3"};
 static const backend_under_test cpu = {.open = kvf_backend_open_cpu, .clear_gap = 0.05};
@@ -20,9 +21,16 @@ static void fp8_is_for_devices(void **state) {
     assert_int_equal(kvf_backend_open_cpu(&o, &b, &err), KVF_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.message, "engine.kv_type: fp8"));
     o.kv_type = KVF_KV_F16;
-    o.weights = KVF_WEIGHTS_FP8;
-    assert_int_equal(kvf_backend_open_cpu(&o, &b, &err), KVF_ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.message, "engine.weights: fp8"));
+    for (kvf_weights w = KVF_WEIGHTS_F16; w <= KVF_WEIGHTS_FP8; w++) {
+        char text[64];
+        snprintf(text, sizeof text, "engine.weights: %s is for engine.backend cuda", kvf_weights_name(w));
+        o.weights = w;
+        assert_int_equal(kvf_backend_open_cpu(&o, &b, &err), KVF_ERR_UNSUPPORTED);
+        assert_non_null(strstr(err.message, text));
+    }
+    kvf_weights w = KVF_WEIGHTS_FP8;
+    assert_true(kvf_weights_find("bf16", &w) && w == KVF_WEIGHTS_BF16);
+    assert_false(kvf_weights_find("bf8", &w));
 }
 
 int main(void) {

@@ -2,12 +2,14 @@
  * wrong. */
 #include "backend_cases.h"
 #include "fake_cuda.h"
+#include "retype.h"
 #include "kvf/cuda_backend.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static const kvf_cuda_libraries fakes = {KVF_FAKE_CUDA_FOLDER "/libcuda.so.1", KVF_FAKE_CUDA_FOLDER "/libcudart.so.13",
     KVF_FAKE_CUDA_FOLDER "/libnccl.so.2"};
@@ -28,6 +30,11 @@ static kvf_status open_in_parts(const kvf_backend_options *options, kvf_backend 
 }
 static const backend_under_test weights8 = {
     .open = open_in_parts, .weights = KVF_WEIGHTS_FP8, .clear_gap = 0.3, .logprob_tolerance = 0.4};
+/* bf16 keeps eight bits, of weights and of activations. */
+static const backend_under_test bf16 = {
+    .open = open_on_fakes, .weights = KVF_WEIGHTS_BF16, .clear_gap = 0.15, .logprob_tolerance = 0.1};
+/* What the file has. */
+static const backend_under_test as_filed = {.open = open_on_fakes, .clear_gap = 0.15, .logprob_tolerance = 0.1};
 static const char *const names[] = {"llama", "llama3-rope", "mistral-wide-head", "qwen2", "qwen3"};
 
 static void golden_tokens(void **state) { backend_gives_golden_tokens(&cuda, names, KVF_COUNT_OF(names)); }
@@ -40,6 +47,9 @@ static void scores_weights8(void **state) { backend_scores_agree_with_the_cpu(&w
 /* In one step by unpacking, in parts by the kernel that multiplies codes: the same values of weights. */
 static void parts_weights8(void **state) { backend_scores_whole_or_in_parts(&weights8, 0.02); }
 static void batches_weights8(void **state) { backend_batches_change_nothing(&weights8); }
+static void golden_tokens_bf16(void **state) { backend_gives_golden_tokens(&bf16, names, 2); }
+static void scores_bf16(void **state) { backend_scores_agree_with_the_cpu(&bf16); }
+static void batches_bf16(void **state) { backend_batches_change_nothing(&bf16); }
 static void batches_fp8(void **state) { backend_batches_change_nothing(&fp8); }
 static void scores_fp8(void **state) { backend_scores_agree_with_the_cpu(&fp8); }
 static void copies_fp8(void **state) { backend_copies_a_part_of_a_block(&fp8); }
@@ -57,6 +67,83 @@ static kvf_backend *open_small(void) {
     kvf_error err;
     if (open_on_fakes(&small, &b, &err) != KVF_OK) fail_msg("%s", err.message);
     return b;
+}
+
+#define RETYPED "/tmp/kvf-retyped-XXXXXX"
+
+static void opens_as(const char *path, kvf_weights weights, const char *numerics, const char *what) {
+    kvf_backend_options o = small;
+    kvf_backend *b = NULL;
+    kvf_error err;
+    o.model_path = path;
+    o.weights = weights;
+    if (open_on_fakes(&o, &b, &err) != KVF_OK) fail_msg("%s", err.message);
+    assert_string_equal(b->numerics, numerics);
+    if (!strstr(b->what, what)) fail_msg("\"%s\" does not say \"%s\"", b->what, what);
+    kvf_backend_destroy(b);
+}
+
+static void does_not_open(const char *path, kvf_weights weights, const char *why) {
+    kvf_backend_options o = small;
+    kvf_backend *b = NULL;
+    kvf_error err;
+    o.model_path = path;
+    o.weights = weights;
+    assert_int_equal(open_on_fakes(&o, &b, &err), KVF_ERR_UNSUPPORTED);
+    if (!strstr(err.message, why)) fail_msg("\"%s\" does not say \"%s\"", err.message, why);
+}
+
+/* Nodes of different arithmetic have different names for it: they do not pair unasked. */
+static void numerics_say_what_weights_are(void **state) {
+    char path[] = RETYPED;
+    retype_model(small.model_path, path, KVF_DTYPE_BF16, NULL);
+    opens_as(path, KVF_WEIGHTS_AUTO, "v1-cuda-bf16-kvf16", "(sm_90), bf16 weights");
+    opens_as(path, KVF_WEIGHTS_F16, "v1-cuda-f16-kvf16", "(sm_90), f16 weights");
+    opens_as(path, KVF_WEIGHTS_FP8, "v1-cuda-w8-kvf16", "(sm_90), fp8 weights");
+    opens_as(small.model_path, KVF_WEIGHTS_AUTO, "v1-cuda-f16-kvf16", "f16 weights");
+    opens_as(small.model_path, KVF_WEIGHTS_BF16, "v1-cuda-bf16-kvf16", "bf16 weights");
+    unlink(path);
+}
+
+static void a_file_in_bf16(void **state) {
+    char path[] = RETYPED;
+    retype_model(small.model_path, path, KVF_DTYPE_BF16, NULL);
+    backend_agrees_with_the_cpu_over(&as_filed, path);
+    unlink(path);
+}
+
+/* In the row of a token that nobody asks for: f16 does not have it, bf16 does. */
+static void values_beyond_f16(void **state) {
+    static const char why[] = "tensor token_embd.weight has values beyond the range of f16: engine.weights: bf16";
+    char path[] = RETYPED;
+    retype_model(small.model_path, path, KVF_DTYPE_BF16, "token_embd.weight");
+    does_not_open(path, KVF_WEIGHTS_F16, why);
+    does_not_open(path, KVF_WEIGHTS_FP8, why);
+    opens_as(path, KVF_WEIGHTS_AUTO, "v1-cuda-bf16-kvf16", "bf16 weights");
+    backend_agrees_with_the_cpu_over(&as_filed, path);
+    unlink(path);
+}
+
+static void a_quantised_file_as_bf16(void **state) {
+    char path[] = RETYPED;
+    retype_model(small.model_path, path, KVF_DTYPE_Q8_0, NULL);
+    opens_as(path, KVF_WEIGHTS_AUTO, "v1-cuda-f16-kvf16", "f16 weights");
+    backend_agrees_with_the_cpu_over(&bf16, path);
+    unlink(path);
+}
+
+/* Figures by hand: llama has 3 layers of 64, 4 heads of 16 over 2, ffn 160, vocabulary 320 twice, context 1024. */
+static void bytes_of_the_model(void **state) {
+    kvf_backend *b = open_small();
+    const kvf_model_spec *s = b->spec;
+    assert_true(s->layers == 3 && s->hidden == 64 && s->heads == 4 && s->kv_heads == 2 && s->head_dim == 16 &&
+                s->ffn == 160 && s->vocab == 320 && !s->head_tied);
+    uint64_t layer = 64 * 64 * 2 + 32 * 64 * 2 + 160 * 64 * 3, outputs = 64 + 32 + 32 + 64 + 160 + 160 + 64;
+    uint64_t vectors = (3 * 2 * 64 + 64 + (uint64_t)s->context_max * s->rope_dims) * 4;
+    assert_int_equal(kvf_cuda_model_bytes(s, KVF_WEIGHTS_F16), (2 * 320 * 64 + 3 * layer) * 2 + vectors);
+    assert_int_equal(kvf_cuda_model_bytes(s, KVF_WEIGHTS_BF16), (2 * 320 * 64 + 3 * layer) * 2 + vectors);
+    assert_int_equal(kvf_cuda_model_bytes(s, KVF_WEIGHTS_FP8), 2 * 320 * 64 * 2 + 3 * (layer + 4 * outputs) + vectors);
+    kvf_backend_destroy(b);
 }
 
 static void says_what_is_missing(const kvf_cuda_backend_options *o, const char *what) {
@@ -104,6 +191,78 @@ static void says_call(const char *text, const char *call) {
     if (!named) fail_msg("\"%s\" does not name %s", text, call);
 }
 
+/* Steps of 1 to 8 runs need four recordings: those between are filled with rows that nobody asked for. */
+static void few_recordings(void **state) {
+    enum { RUNS = 8 };
+    uint32_t tokens[RUNS], blocks[RUNS];
+    kvf_backend_options o = small;
+    o.sequences_max = o.logit_rows_max = RUNS;
+    kvf_backend *b = NULL;
+    kvf_error err;
+    if (open_on_fakes(&o, &b, &err) != KVF_OK) fail_msg("%s", err.message);
+    kvf_sampling greedy;
+    kvf_sampling_defaults(&greedy);
+    greedy.temperature = 0;
+    kvf_sample first[RUNS], out[RUNS];
+    fake_cuda_counts before, after;
+    fake_cuda_count(&before);
+    for (uint32_t n = RUNS; n > 0; n--) {
+        kvf_engine_run runs[RUNS];
+        kvf_backend_sample wants[RUNS];
+        for (uint32_t i = 0; i < n; i++) {
+            tokens[i] = 40 + i;
+            blocks[i] = i;
+            runs[i] = (kvf_engine_run){.tokens = &tokens[i], .count = 1, .blocks = &blocks[i], .logit_rows = 1};
+            wants[i] = (kvf_backend_sample){.row = i,
+                .input =
+                    {.sampling = &greedy, .vocab = 320, .vocab_used = 320, .tokens = &tokens[i], .tokens_count = 1},
+                .out = n == RUNS ? &first[i] : &out[i]};
+        }
+        kvf_backend_step step = {.runs = runs, .runs_count = n, .samples = wants, .samples_count = n};
+        assert_int_equal(b->ops->run_step(b, &step), KVF_OK);
+        for (uint32_t i = 0; i < n && n < RUNS; i++) assert_int_equal(out[i].chosen.token, first[i].chosen.token);
+    }
+    fake_cuda_count(&after);
+    assert_int_equal(after.graphs - before.graphs, 4); /* of 1, 2, 4 and 8 */
+    kvf_backend_destroy(b);
+}
+
+/* A device that cannot do something says so when it is opened, before anybody asks for a token. */
+static void kernels_are_tried_at_the_start(void **state) {
+    fake_cuda_counts before, after;
+    kvf_backend *b = open_small();
+    fake_cuda_count(&before);
+    kvf_backend_destroy(b);
+    b = open_small();
+    fake_cuda_count(&after);
+    uint64_t kernels = after.kernels - before.kernels;
+    kvf_backend_destroy(b);
+    kvf_error err = {.message = ""};
+    fake_cuda_fault("kernel", (uint32_t)kernels, FAKE_FAIL, 209); /* the last: no kernel image for this device */
+    assert_int_equal(open_on_fakes(&small, &b, &err), KVF_ERR_INTERNAL);
+    says_call(err.message, "kernel");
+    fake_cuda_reset();
+}
+
+/* A context takes half a gigabyte of a device: a node has one on its own only. */
+static void other_devices_are_left_alone(void **state) {
+    fake_cuda_settings s;
+    fake_cuda_counts counts;
+    kvf_backend *b = NULL;
+    kvf_error err;
+    fake_cuda_reset();
+    fake_cuda_get(&s);
+    s.devices = 3;
+    fake_cuda_set(&s);
+    kvf_cuda_backend_options second = {.libraries = &fakes, .plugin = plugin, .device = 1};
+    if (kvf_backend_open_cuda(&small, &second, &b, &err) != KVF_OK) fail_msg("%s", err.message);
+    assert_non_null(strstr(b->what, "cuda:1 Fake 1 (sm_90), f16 weights"));
+    fake_cuda_count(&counts);
+    assert_int_equal(counts.contexts, 1u << 1);
+    kvf_backend_destroy(b);
+    fake_cuda_reset();
+}
+
 /* Each call to the runtime fails once while a backend is opened, used and closed: a status, a text, nothing held. */
 static void every_call_may_fail(void **state) {
     static const char *const calls[] = {"cudaMalloc", "cudaHostAlloc", "cudaMemcpy", "cudaStreamCreateWithPriority",
@@ -116,18 +275,22 @@ static void every_call_may_fail(void **state) {
     static const uint32_t blocks[] = {1, 2};
     fake_cuda_counts before, after;
     fake_cuda_count(&before);
-    for (size_t i = 0; i < KVF_COUNT_OF(calls); i++) {
-        bool failed = true;
+    for (size_t c = 0; c < 2 * KVF_COUNT_OF(calls); c++) {
+        size_t i = c / 2;
+        bool failed = true, when_open = c % 2;
+        bool operation = strcmp(calls[i], "kernel") == 0 || strcmp(calls[i], "copy") == 0; /* such errors stay */
+        int error = operation ? KVF_CUDA_LAUNCH_FAILED : KVF_CUDA_INVALID_VALUE;
         for (uint32_t nth = 1; failed && nth <= 3; nth++) {
             kvf_backend *b = NULL;
             kvf_error err = {.message = ""};
             kvf_sampling greedy;
             kvf_sampling_defaults(&greedy);
             kvf_sample out;
-            fake_cuda_fault(calls[i], nth, FAKE_FAIL, 999);
+            if (!when_open) fake_cuda_fault(calls[i], nth, FAKE_FAIL, error);
             failed = open_on_fakes(&small, &b, &err) != KVF_OK;
             if (failed) says_call(err.message, calls[i]);
-            for (uint32_t step = 0; b && step < 2; step++) { /* a prompt, then one token */
+            if (when_open) fake_cuda_fault(calls[i], nth, FAKE_FAIL, error);
+            for (uint32_t step = 0; b && !b->broken && step < 2; step++) { /* a prompt, then one token */
                 kvf_engine_run r = {.tokens = step ? &tokens[19] : tokens,
                     .count = step ? 1 : 19,
                     .position = step ? 19 : 0,
@@ -146,11 +309,10 @@ static void every_call_may_fail(void **state) {
                 if (status != KVF_OK) says_call(b->trouble, calls[i]);
                 if (status != KVF_OK && !b->broken) assert_int_equal(b->ops->run_step(b, &s), KVF_OK);
             }
-            bool broken = strcmp(calls[i], "kernel") == 0 || strcmp(calls[i], "copy") == 0;
             kvf_backend_destroy(b);
             fake_cuda_reset();
             fake_cuda_count(&after);
-            if (broken) before = after; /* a broken device takes nothing back; the process ends */
+            if (operation) before = after; /* a broken device takes nothing back; the process ends */
             if (after.allocations != before.allocations || after.host_allocations != before.host_allocations ||
                 after.streams != before.streams || after.events != before.events || after.graphs != before.graphs ||
                 after.products != before.products)
@@ -240,12 +402,14 @@ static void failing_products_are_named(void **state) {
     says_what_is_missing(&(kvf_cuda_backend_options){.libraries = &fakes, .plugin = plugin},
         "matrix products: cuBLASLt has version 120304");
     kvf_backend *b = open_small();
-    uint32_t token = 1, block = 1;
-    kvf_engine_run r = {.tokens = &token, .count = 1, .blocks = &block, .logit_rows = 1};
-    kvf_backend_step s = {.runs = &r, .runs_count = 1};
+    uint32_t token = 1, blocks[] = {0, 1};
+    kvf_engine_run r[2]; /* of which there are as many rows as no step had before */
+    for (uint32_t i = 0; i < 2; i++)
+        r[i] = (kvf_engine_run){.tokens = &token, .count = 1, .blocks = &blocks[i], .logit_rows = 1};
+    kvf_backend_step s = {.runs = r, .runs_count = 2};
     fake_cuda_fault("cublasLtMatmulAlgoGetHeuristic", 1, FAKE_FAIL, 15);
     assert_int_equal(b->ops->run_step(b, &s), KVF_ERR_INTERNAL);
-    assert_non_null(strstr(b->trouble, "matrix product 1 x 128 x 64: CUBLAS_STATUS_NOT_SUPPORTED"));
+    assert_non_null(strstr(b->trouble, "matrix product 2 x 128 x 64: CUBLAS_STATUS_NOT_SUPPORTED"));
     fake_cuda_fault("cublasLtMatmul", 2, FAKE_FAIL, 13);
     assert_int_equal(b->ops->run_step(b, &s), KVF_ERR_INTERNAL);
     assert_non_null(strstr(b->trouble, "CUBLAS_STATUS_EXECUTION_FAILED"));
@@ -278,12 +442,18 @@ enum { WITH_FORMATS = 1 };
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(golden_tokens), cmocka_unit_test(batches_change_nothing),
         cmocka_unit_test(scores), cmocka_unit_test(copies), cmocka_unit_test(refusals),
-        cmocka_unit_test(what_is_missing_is_named), cmocka_unit_test(every_call_may_fail),
-        cmocka_unit_test(adjusted_choices), cmocka_unit_test(a_broken_device_is_told),
-        cmocka_unit_test(failing_products_are_named), cmocka_unit_test(a_device_that_breaks_in_a_product_is_told)};
+        cmocka_unit_test(what_is_missing_is_named), cmocka_unit_test(few_recordings),
+        cmocka_unit_test(kernels_are_tried_at_the_start), cmocka_unit_test(other_devices_are_left_alone),
+        cmocka_unit_test(every_call_may_fail), cmocka_unit_test(adjusted_choices),
+        cmocka_unit_test(a_broken_device_is_told), cmocka_unit_test(failing_products_are_named),
+        cmocka_unit_test(a_device_that_breaks_in_a_product_is_told)};
     const struct CMUnitTest formats[] = {cmocka_unit_test(golden_tokens_fp8), cmocka_unit_test(batches_fp8),
         cmocka_unit_test(scores_fp8), cmocka_unit_test(copies_fp8), cmocka_unit_test(golden_tokens_weights8),
-        cmocka_unit_test(scores_weights8), cmocka_unit_test(parts_weights8), cmocka_unit_test(batches_weights8)};
+        cmocka_unit_test(scores_weights8), cmocka_unit_test(parts_weights8), cmocka_unit_test(batches_weights8),
+        cmocka_unit_test(golden_tokens_bf16), cmocka_unit_test(scores_bf16), cmocka_unit_test(batches_bf16),
+        cmocka_unit_test(numerics_say_what_weights_are), cmocka_unit_test(a_file_in_bf16),
+        cmocka_unit_test(values_beyond_f16), cmocka_unit_test(a_quantised_file_as_bf16),
+        cmocka_unit_test(bytes_of_the_model)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     if (WITH_FORMATS) failed += cmocka_run_group_tests(formats, NULL, NULL);
     return failed;

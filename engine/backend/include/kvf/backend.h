@@ -11,9 +11,11 @@
 #include "kvf/engine.h"
 #include "kvf/sampler.h"
 
-/* What matrices of layers are kept in. AUTO: on the CPU as in the file, on a device f16. FP8: e4m3 with a scale for
- * each output; only devices. */
-typedef enum { KVF_WEIGHTS_AUTO, KVF_WEIGHTS_FP8 } kvf_weights;
+/* What matrices are kept in. AUTO: on the CPU as in the file; on a device bf16 where most of the file's values are,
+ * else f16. The others are for devices only. FP8: matrices of layers, as e4m3 with a scale for each output. */
+typedef enum { KVF_WEIGHTS_AUTO, KVF_WEIGHTS_F16, KVF_WEIGHTS_BF16, KVF_WEIGHTS_FP8 } kvf_weights;
+const char *kvf_weights_name(kvf_weights weights);
+bool kvf_weights_find(const char *name, kvf_weights *out); /* false: no such name */
 
 typedef struct {
     const char *model_path;

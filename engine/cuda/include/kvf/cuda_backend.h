@@ -1,5 +1,5 @@
-/* kvf/cuda_backend.h - a kvf_backend on a CUDA device: weights in f16 or fp8, pages in device memory, activations
- * between products in f16, the residual stream in f32.
+/* kvf/cuda_backend.h - a kvf_backend on a CUDA device: weights in f16, bf16 or fp8, pages in device memory, activations
+ * between products in f16, or in bf16 where weights are, the residual stream in f32.
  *
  * Tokens agree with the CPU's wherever the gap between the two best logits is clear (docs/gpu.md, "Tolerances");
  * bits need not, and a row's bits may depend on the batch (cuBLASLt chooses by shape). */
@@ -23,6 +23,11 @@ typedef struct {
 /* KVF_ERR_UNSUPPORTED: err names what is missing (driver, runtime, GPU, plugin, a kernel for this model's shape). */
 kvf_status kvf_backend_open_cuda(
     const kvf_backend_options *options, const kvf_cuda_backend_options *cuda, kvf_backend **out, kvf_error *err);
+
+/* What AUTO comes to for this model; any other is itself. */
+kvf_weights kvf_cuda_weights_kept(const kvf_model_spec *spec, kvf_weights wanted);
+/* Device memory of the model itself: matrices as kept, vectors and angles of rotation in f32. */
+uint64_t kvf_cuda_model_bytes(const kvf_model_spec *spec, kvf_weights kept);
 
 /* For whoever moves its pages: the runtime it uses, and launches on any stream from any thread. Page i of the list lies
  * at slot + i * page_bytes; crc[i] is its checksum; list and sums in pinned memory of the host. A page is whole when

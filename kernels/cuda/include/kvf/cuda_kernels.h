@@ -1,9 +1,9 @@
 /* kvf/cuda_kernels.h - launches of the device kernels. All pointers are device memory unless said; `stream` is a
  * cudaStream_t. Nothing here waits for the device. Launch errors are the runtime's (cudaGetLastError).
  *
- * Activations between matrix products are f16 (kvf_half: two bytes, no type of its own in C); the residual stream is
- * f32. Pages are as on the CPU: K [kv_heads][16][head_dim], then V the same; page of block b of a layer at
- * pages + b * page_bytes.
+ * Activations between matrix products are f16 or bf16, as the weights they meet (two bytes, no type of its own in C;
+ * queries of attention are f16 in any case); the residual stream is f32. Pages are as on the CPU: K
+ * [kv_heads][16][head_dim], then V the same; page of block b of a layer at pages + b * page_bytes.
  *
  * Same inputs give the same bits in any batch: reductions have fixed shapes, attention is cut at fixed positions. To
  * the CPU's results these agree within the tolerances of docs/gpu.md. */
@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-typedef uint16_t kvf_half_bits; /* IEEE binary16 */
+typedef uint16_t kvf_half_bits; /* IEEE binary16, or where a kvf_cuda_type says so bfloat16 */
 
 /* What K and V are kept in. F8: e4m3, each head of each position with a scale of its own, a power of two as f16; after
  * V the page goes on with the scales of K [kv_heads][16] and of V. The value is exactly code * scale. */
@@ -40,20 +40,23 @@ static inline int kvf_cuda_has_attention(uint32_t head_dim, uint32_t group) {
  * to 16; src: to nothing. -1: another type, or count is no multiple of its block. */
 int kvf_cuda_dequantise(void *out, kvf_cuda_type to, uint32_t type, const void *src, size_t count, void *stream);
 
-/* x[row] = table[tokens[row]]; hidden: a multiple of 8. */
-void kvf_cuda_embed(
-    float *x, const kvf_half_bits *table, const uint32_t *tokens, uint32_t rows, uint32_t hidden, void *stream);
-
-/* If `add` is not NULL, x[row] += add[row] first. out[row] = x[row] / sqrt(mean(x[row]^2) + eps) * w. */
-void kvf_cuda_rms_norm(kvf_half_bits *out, float *x, const kvf_half_bits *add, const float *w, float eps, uint32_t rows,
+/* `type`, here and below: F16 or BF16, of everything that is kvf_half_bits in that launch.
+ * x[row] = table[tokens[row]]; hidden: a multiple of 8. */
+void kvf_cuda_embed(float *x, const kvf_half_bits *table, kvf_cuda_type type, const uint32_t *tokens, uint32_t rows,
     uint32_t hidden, void *stream);
 
+/* If `add` is not NULL, x[row] += add[row] first. out[row] = x[row] / sqrt(mean(x[row]^2) + eps) * w. */
+void kvf_cuda_rms_norm(kvf_half_bits *out, float *x, const kvf_half_bits *add, kvf_cuda_type type, const float *w,
+    float eps, uint32_t rows, uint32_t hidden, void *stream);
+
 /* out[row][i] = g / (1 + exp(-g)) * u with g = gate_up[row][i], u = gate_up[row][ffn + i]; ffn: a multiple of 8. */
-void kvf_cuda_swiglu(kvf_half_bits *out, const kvf_half_bits *gate_up, uint32_t rows, uint32_t ffn, void *stream);
+void kvf_cuda_swiglu(
+    kvf_half_bits *out, const kvf_half_bits *gate_up, kvf_cuda_type type, uint32_t rows, uint32_t ffn, void *stream);
 
 /* Rows of queries, keys and values as the projection leaves them: [heads + 2 * kv_heads][head_dim]. */
 typedef struct {
     const kvf_half_bits *qkv;
+    kvf_cuda_type type; /* of qkv */
     const float *bias; /* as one row, or NULL */
     const float *q_norm, *k_norm; /* [head_dim], or NULL: RMS norm of each head before rotation */
     float eps;
@@ -63,7 +66,7 @@ typedef struct {
     uint32_t heads, kv_heads, head_dim, rows;
     const uint32_t *positions; /* of each row */
     const uint32_t *blocks; /* physical block each row's key and value go to */
-    kvf_half_bits *q; /* out: [rows][heads][head_dim], rotated */
+    kvf_half_bits *q; /* out: [rows][heads][head_dim], rotated, f16 */
     uint8_t *pages; /* out: of this layer */
     size_t page_bytes;
     kvf_cuda_cell cell;
@@ -73,7 +76,8 @@ void kvf_cuda_qkv_store(const kvf_cuda_qkv *a, void *stream);
 /* Attention of one token per sequence over its pages. */
 typedef struct {
     kvf_half_bits *out; /* [sequences][heads][head_dim] */
-    const kvf_half_bits *q; /* the same shape */
+    kvf_cuda_type out_type; /* F16 or BF16 */
+    const kvf_half_bits *q; /* the same shape, f16 */
     const uint8_t *pages;
     size_t page_bytes;
     kvf_cuda_cell cell;
@@ -99,7 +103,8 @@ typedef struct {
 
 typedef struct {
     kvf_half_bits *out; /* [rows][heads][head_dim] */
-    const kvf_half_bits *q;
+    kvf_cuda_type out_type; /* F16 or BF16 */
+    const kvf_half_bits *q; /* f16 */
     const uint8_t *pages;
     size_t page_bytes;
     kvf_cuda_cell cell;

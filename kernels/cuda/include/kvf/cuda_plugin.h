@@ -7,17 +7,18 @@
 #include "kvf/cuda_pages.h"
 #include "kvf/cuda_sample.h"
 
-#define KVF_CUDA_PLUGIN_ABI 3u /* changes with any of these headers */
+#define KVF_CUDA_PLUGIN_ABI 4u /* changes with any of these headers */
 #define KVF_CUDA_PLUGIN_SYMBOL "kvf_cuda_plugin"
 #define KVF_CUDA_PLUGIN_FILE "libkvferry-cuda.so"
 
 typedef struct {
     uint32_t abi, table_bytes;
-    void (*embed)(
-        float *x, const kvf_half_bits *table, const uint32_t *tokens, uint32_t rows, uint32_t hidden, void *stream);
-    void (*rms_norm)(kvf_half_bits *out, float *x, const kvf_half_bits *add, const float *w, float eps, uint32_t rows,
+    void (*embed)(float *x, const kvf_half_bits *table, kvf_cuda_type type, const uint32_t *tokens, uint32_t rows,
         uint32_t hidden, void *stream);
-    void (*swiglu)(kvf_half_bits *out, const kvf_half_bits *gate_up, uint32_t rows, uint32_t ffn, void *stream);
+    void (*rms_norm)(kvf_half_bits *out, float *x, const kvf_half_bits *add, kvf_cuda_type type, const float *w,
+        float eps, uint32_t rows, uint32_t hidden, void *stream);
+    void (*swiglu)(kvf_half_bits *out, const kvf_half_bits *gate_up, kvf_cuda_type type, uint32_t rows, uint32_t ffn,
+        void *stream);
     void (*qkv_store)(const kvf_cuda_qkv *a, void *stream);
     size_t (*decode_partial_floats)(uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t context_max);
     int (*decode_attention)(const kvf_cuda_decode *a, void *stream);

@@ -36,7 +36,9 @@ typedef struct {
     uint32_t comms_max; /* communicators of NCCL */
     kvf_time_ns comm_idle_ns; /* after which one is closed */
     bool allow_unequal_numerics;
-    uint32_t chunk_tokens, chunk_tokens_mixed, sequences_max, requests_max, queue_max, expected_output;
+    /* Tokens of a prompt computed at a time, and beside tokens of answers; 0: 256 and 32, on a device 2048 and 512. */
+    uint32_t chunk_tokens, chunk_tokens_mixed;
+    uint32_t sequences_max, requests_max, queue_max, expected_output;
     kvf_time_ns grant_ttl_ns, hold_ttl_ns, router_grace_ns, queue_ttl_ns, heartbeat_ns, peer_timeout_ns,
         status_interval_ns, drain_ns;
     kvf_time_ns stall_limit_ns; /* no progress of core or engine thread for so long: NOT_SERVING, no sessions */
