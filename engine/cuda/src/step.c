@@ -111,8 +111,8 @@ kvf_status cuda_run_step(kvf_backend *base, const kvf_backend_step *step) {
     kvf_status status = queue_step(b, step, events);
     if (status == KVF_OK && events) status = follow_layers(b, step);
     int error = b->api.stream_synchronize(b->stream); /* also after a failure: nothing may run on behind it */
-    if (status == KVF_OK && error) status = cuda_failed(b, kvf_cuda_symbols.stream_synchronize, error);
-    base->broken |= kvf_cuda_is_sticky(error); /* also where a product had failed first, and did not say of what */
+    if (error && (status == KVF_OK || kvf_cuda_is_sticky(error))) /* a product may have failed first: not of itself */
+        status = cuda_failed(b, kvf_cuda_symbols.stream_synchronize, error);
     if (status != KVF_OK) return status;
     if (step->on_layer && !events) step->on_layer(step->self, b->spec.layers - 1);
     return cuda_take_choices(b, step);

@@ -235,7 +235,8 @@ static void kernels_are_tried_at_the_start(void **state) {
     kvf_backend_destroy(b);
     b = open_small();
     fake_cuda_count(&after);
-    uint64_t kernels = after.kernels - before.kernels;
+    uint64_t kernels = after.kernels - before.kernels, of_weights = 2 + 3 * 7, of_a_step = 3 * 9;
+    assert_true(kernels > of_weights + 2 * of_a_step);
     kvf_backend_destroy(b);
     kvf_error err = {.message = ""};
     fake_cuda_fault("kernel", (uint32_t)kernels, FAKE_FAIL, 209); /* the last: no kernel image for this device */
@@ -428,6 +429,7 @@ static void a_device_that_breaks_in_a_product_is_told(void **state) {
     fake_cuda_fault("cublasLtMatmul", 3, FAKE_STICKY, KVF_CUDA_ILLEGAL_ADDRESS);
     assert_int_equal(b->ops->run_step(b, &s), KVF_ERR_INTERNAL);
     assert_true(b->broken);
+    assert_non_null(strstr(b->trouble, "cudaErrorIllegalAddress")); /* and of what */
     kvf_backend_destroy(b);
     fake_cuda_reset();
 }
