@@ -1,7 +1,8 @@
 /* device_engine: tokens per second of the device engine on a model of a given shape, weights made on the device.
  *   device_engine [--shape 8b|tiny] [--prefill N] [--batches 1,16,256] [--context N] [--device N] [--plugin FILE]
  * [--weights f16|bf16|fp8] [--kv-type f16|fp8] [--json FILE] Needs no model file, no gRPC. Exit 77 where there is no
- * device, with the reason. */
+ * device, with the reason. --json: a line for each rate is added to FILE as it is measured, of the form of
+ * gpu_check/rows.h. */
 #include "kvf/cuda_backend.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,6 +118,22 @@ static double decode(bench *n, uint32_t batch, uint32_t context) {
     return batch / ((double)best * 1e-9);
 }
 
+static void tell(const settings *s, const char *what, double rate) {
+    FILE *json = s->json ? fopen(s->json, "a") : NULL;
+    printf("%s: %.1f tokens/s\n", what, rate);
+    fflush(stdout);
+    if (!json) return;
+    fprintf(json, "{\"name\":\"engine, %s, %s weights, %s KV, %s\",\"value\":%.6g,\"unit\":\"tokens/s\"}\n",
+        s->shape->name, kvf_weights_name(s->weights), s->fp8_kv ? "fp8" : "f16", what, rate);
+    fclose(json);
+}
+
+/* fp8 or f16, and nothing else. */
+static bool parse_type(const char *value, bool *fp8) {
+    *fp8 = strcmp(value, "fp8") == 0;
+    return *fp8 || strcmp(value, "f16") == 0;
+}
+
 static bool parse(int argc, char **argv, settings *s) {
     *s = (settings){
         .shape = &shapes[0], .prefill = 4096, .context = 1024, .batches = {1, 4, 16, 64, 128, 256}, .batches_count = 6};
@@ -138,7 +155,7 @@ static bool parse(int argc, char **argv, settings *s) {
         } else if (strcmp(key, "--weights") == 0) {
             if (!kvf_weights_find(value, &s->weights)) return false;
         } else if (strcmp(key, "--kv-type") == 0) {
-            s->fp8_kv = strcmp(value, "fp8") == 0;
+            if (!parse_type(value, &s->fp8_kv)) return false;
         } else if (strcmp(key, "--json") == 0) {
             s->json = value;
         } else if (strcmp(key, "--batches") == 0) {
@@ -201,25 +218,13 @@ int main(int argc, char **argv) {
     kvf_sampling_defaults(&n.greedy);
     n.greedy.temperature = 0;
     allocate(&n, &s, batch_max);
-    FILE *json = s.json ? fopen(s.json, "w") : NULL;
-    double rate = prefill(&n, s.prefill);
-    printf("%s, shape %s: prefill of %u: %.0f tokens/s\n", n.b->what, s.shape->name, s.prefill, rate);
-    if (json)
-        fprintf(json,
-            "{\"device\": \"%s\", \"shape\": \"%s\", \"prefill\": {\"tokens\": %u, \"tokens_per_s\": %.1f}, "
-            "\"decode\": [",
-            n.b->what, s.shape->name, s.prefill, rate);
+    printf("%s, shape %s\n", n.b->what, s.shape->name);
+    char name[96];
+    snprintf(name, sizeof name, "prefill of %u", s.prefill);
+    tell(&s, name, prefill(&n, s.prefill));
     for (uint32_t i = 0; i < s.batches_count; i++) {
-        rate = decode(&n, s.batches[i], s.context);
-        printf("decode of %u at context %u: %.1f tokens/s, %.3f ms a step\n", s.batches[i], s.context, rate,
-            s.batches[i] / rate * 1e3);
-        if (json)
-            fprintf(json, "%s{\"batch\": %u, \"context\": %u, \"tokens_per_s\": %.1f}", i ? ", " : "", s.batches[i],
-                s.context, rate);
-    }
-    if (json) {
-        fprintf(json, "]}\n");
-        fclose(json);
+        snprintf(name, sizeof name, "decode of %u at context %u", s.batches[i], s.context);
+        tell(&s, name, decode(&n, s.batches[i], s.context));
     }
     kvf_backend_destroy(n.b);
     free(n.tokens);

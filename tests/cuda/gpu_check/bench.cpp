@@ -3,6 +3,7 @@
  *   bench [--small] [--json FILE]    exits 0; 2: a bar was missed; 77: no GPU. --small: toy sizes, for the emulator.
  *
  * A new measurement is one function and one line of main. */
+#include "kvf/cuda_f8.h"
 #include "kvf/cuda_gemm.h"
 #include "kvf/cuda_pages.h"
 #include "kvf/cuda_sample.h"
@@ -149,12 +150,11 @@ static void decode_attention(kvf_cuda_cell cell, uint32_t batch, uint32_t contex
         rows_add(name.c_str(), share, "");
 }
 
-static void prefill_attention(uint32_t tokens) {
+static void prefill_attention(kvf_cuda_cell cell, uint32_t tokens) {
     const uint32_t heads = 32, kv_heads = 8, dim = 128;
     if (small) tokens = 32;
     uint32_t blocks = (tokens + 15) / 16;
-    size_t page_bytes = kvf_cuda_page_bytes(kv_heads, dim, KVF_CUDA_CELL_F16),
-           q_bytes = (size_t)tokens * heads * dim * 2;
+    size_t page_bytes = kvf_cuda_page_bytes(kv_heads, dim, cell), q_bytes = (size_t)tokens * heads * dim * 2;
     memory pages(blocks * page_bytes), tables(blocks * 4), q(q_bytes), out(q_bytes), runs(sizeof(kvf_cuda_run));
     fill_halves(pages, blocks * page_bytes);
     fill_halves(q, q_bytes);
@@ -165,6 +165,7 @@ static void prefill_attention(uint32_t tokens) {
     a.q = q.as<kvf_half_bits>();
     a.pages = pages.as<uint8_t>();
     a.page_bytes = page_bytes;
+    a.cell = cell;
     a.block_tables = tables.as<uint32_t>();
     a.table_stride = blocks;
     a.runs = runs.as<kvf_cuda_run>();
@@ -175,7 +176,10 @@ static void prefill_attention(uint32_t tokens) {
     a.head_dim = dim;
     a.scale = 0.088f;
     double t = seconds([&] { MUST(kvf_cuda_prefill_attention(&a, stream)); });
-    rows_add(text("prefill attention, %u tokens", tokens, 0).c_str(),
+    rows_add(text(cell == KVF_CUDA_CELL_F16 ? "prefill attention, f16 pages, %u tokens"
+                                            : "prefill attention, 8-bit pages, %u tokens",
+                 tokens, 0)
+                 .c_str(),
         2.0 * tokens * (tokens + 1) * heads * dim / t * 1e-12, "TFLOP/s");
 }
 
@@ -271,6 +275,35 @@ static void products(void) {
     kvf_cuda_gemm_destroy(g);
 }
 
+/* Weights as codes: half the bytes of f16 for few rows, and what unpacking costs where there are many. */
+static void products8(void) {
+    const uint32_t outputs = small ? 64 : 28672, inputs = small ? 64 : 4096, rows_max = 64;
+    const size_t weights = (size_t)outputs * inputs;
+    memory from(weights * 2), codes(weights), scales(outputs * 4), x(rows_max * inputs * 2), y(rows_max * outputs * 2);
+    memory partial(kvf_cuda_f8_partial_floats(outputs, inputs) * 4 + 4);
+    fill_halves(from, weights * 2);
+    fill_halves(x, rows_max * inputs * 2);
+    kvf_cuda_f8_pack(codes.as<uint8_t>(), scales.as<float>(), from.as<kvf_half_bits>(), outputs, inputs, stream);
+    kvf_cuda_f8_product a = {};
+    a.w = codes.as<uint8_t>();
+    a.scales = scales.as<float>();
+    a.x = x.as<kvf_half_bits>();
+    a.y = y.as<kvf_half_bits>();
+    a.outputs = outputs;
+    a.inputs = inputs;
+    a.partial = partial.as<float>();
+    for (uint32_t rows : {1, 16, 64}) {
+        a.rows = rows;
+        double t = seconds([&] { MUST(kvf_cuda_f8_multiply(&a, stream)); });
+        std::string name = text("fp8 product %u rows, %u outputs", rows, outputs) + text(" of %u", inputs, 0);
+        rows_add((name + ", codes read, of copy").c_str(), (double)weights / t / copy_rate, "");
+    }
+    double t = seconds([&] {
+        kvf_cuda_f8_unpack(from.as<kvf_half_bits>(), codes.as<uint8_t>(), scales.as<float>(), outputs, inputs, stream);
+    });
+    rows_add("fp8 weights unpacked, of copy", (double)weights * 3 / t / copy_rate, "");
+}
+
 /* ---- sampling ---- */
 
 static void sampling(const char *kind, float temperature, float top_p, uint32_t top_k) {
@@ -317,14 +350,17 @@ int main(int argc, char **argv) {
     MUST(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
     rows_begin(json);
     plain_copy();
+    /* What has a bar first: time may run out. */
     decode_attention(KVF_CUDA_CELL_F16, 32, 4096);
     decode_attention(KVF_CUDA_CELL_F16, 8, 16384);
     decode_attention(KVF_CUDA_CELL_F16, 1, 131072);
-    decode_attention(KVF_CUDA_CELL_F16, 1, 4096);
-    decode_attention(KVF_CUDA_CELL_F8, 32, 4096);
-    prefill_attention(4096);
     pack_and_unpack();
     products();
+    decode_attention(KVF_CUDA_CELL_F16, 1, 4096);
+    decode_attention(KVF_CUDA_CELL_F8, 32, 4096);
+    prefill_attention(KVF_CUDA_CELL_F16, 4096);
+    prefill_attention(KVF_CUDA_CELL_F8, 4096);
+    products8();
     sampling("greedy", 0, 1, 0);
     sampling("drawn", 1, 1, 0);
     sampling("top-k 40", 1, 1, 40);

@@ -55,7 +55,7 @@ link() { # link PROGRAM OBJECTS...
 link check-mma test_mma.o mma_tile.o gpu_device.o
 link check-rows test_rows.o rows.o qkv.o gpu_device.o
 for f in decode prefill pages quant sample product8; do link "check-$f" "test_$f.o" "$f.o" gpu_device.o; done
-link bench gpu_bench.o gpu_rows.o rows.o qkv.o decode.o prefill.o pages.o quant.o sample.o
+link bench gpu_bench.o gpu_rows.o rows.o qkv.o decode.o prefill.o pages.o quant.o sample.o product8.o
 # The engine finds the runtime as the product does, and the plugin beside itself.
 "${CC:-gcc}" -shared -o "$folder/libkvferry-cuda.so" "$folder"/p_*.o -L"$toolkit/lib64" -lcudart -ldl
 cp -L "$toolkit"/lib64/libcudart.so.1[23] "$folder"

@@ -8,7 +8,8 @@ static int missed;
 void rows_begin(const char *path) {
     if (!path) return;
     json = fopen(path, "a");
-    if (json) return;
+    /* Whole lines at once: who is ended in the middle has told what it knew. */
+    if (json && setvbuf(json, NULL, _IOLBF, BUFSIZ) == 0) return;
     perror(path);
     exit(1);
 }
