@@ -1,8 +1,10 @@
 /* Between the node core and the endpoint: callbacks become events, actions become sends. */
+#include "interfaces.h"
 #include "worker_int.h"
 #include "kvf/cuda_backend.h"
 #include "kvf/log.h"
 #include <inttypes.h>
+#include <stdlib.h>
 
 /* A zero timeout, not event_active: libevent would run that in the same pass and never come back to the sockets. */
 static void pump_soon(kvf_worker *w) {
@@ -24,8 +26,8 @@ static void on_link_down(void *self, kvf_link_id link, const char *peer, kvf_sta
     kvf_worker *w = self;
     bool idle = reason == KVF_ERR_GONE; /* closed because nothing went over it */
     kvf_log(idle ? KVF_LOG_INFO : KVF_LOG_WARN, "link",
-        "link %u to %s is down: %s: %s (frames of it dropped: %" PRIu64 ")", link, peer, kvf_status_text(reason), text,
-        drops_link_down(&w->drops, link));
+        "link %u to %s is down: %s: %s (frames of it dropped: %" PRIu64 ")", link, peer,
+        idle ? "idle" : kvf_status_text(reason), text, drops_link_down(&w->drops, link));
     kvf_node_on_link_down(w->core, kvf_os_now_ns(), link, peer, reason, text);
     pump_soon(w);
 }
@@ -107,6 +109,19 @@ static void unpack(
     kvf_cuda_backend_unpack(self, pages, count, slot, crc, stream);
 }
 
+static kvf_status find_nccl(kvf_worker *w, kvf_error *err) {
+    char names[256];
+    const char *wish = getenv("NCCL_SOCKET_IFNAME");
+    kvf_status status = kvf_nccl_load(NULL, &w->nccl, err);
+    if (status != KVF_OK || !wish) return status;
+    status = interfaces_of(wish, names, sizeof names, err);
+    if (status == KVF_OK)
+        kvf_log(KVF_LOG_INFO, "link", "NCCL may use network interfaces %s (NCCL_SOCKET_IFNAME \"%s\")", names, wish);
+    else
+        kvf_nccl_unload(&w->nccl);
+    return status;
+}
+
 /* A wish for NCCL where there is none leaves the other ways. */
 static void describe_device(kvf_worker *w) {
     kvf_error err;
@@ -119,7 +134,7 @@ static void describe_device(kvf_worker *w) {
         .unpack = unpack,
         .self = w->backend};
     if (!w->options.nccl) return;
-    w->nccl_loaded = kvf_nccl_load(NULL, &w->nccl, &err) == KVF_OK;
+    w->nccl_loaded = find_nccl(w, &err) == KVF_OK;
     if (!w->nccl_loaded) {
         kvf_log(KVF_LOG_WARN, "link", "pages do not go over NCCL: %s", err.message);
         return;

@@ -5,7 +5,10 @@
  * finishes a layer now and then (an idle node and a long prompt are well). A watch thread looks at both. When either
  * has stood still for the stall limit, every health name is NOT_SERVING, the log says which thread and for how long,
  * and routers lose their sessions - closed by the core thread, or, where that one hangs, by its silence - and get no
- * new one. All of it ends when the thread goes on. */
+ * new one. All of it ends when the thread goes on.
+ *
+ * Work of a device that has not ended for twice the limit does not end: then the process does, and whoever started it
+ * starts another. */
 #include "worker_int.h"
 #include "kvf/log.h"
 #include <inttypes.h>
@@ -25,6 +28,9 @@ static void look(kvf_worker *w) {
     kvf_time_ns now = kvf_os_now_ns(), limit = w->options.stall_limit_ns, seen = atomic_load(&w->progress.core_ns);
     kvf_time_ns core = now > seen ? now - seen : 0, engine = compute_stalled_ns(w->compute, now);
     bool stalled = core >= limit || engine >= limit;
+    /* Seen at two looks: a process that was frozen finds the clock far ahead. */
+    if (w->backend->in_device_memory && progress_stalled(w) && engine >= 2 * limit)
+        worker_device_lost(w, "an engine step does not end");
     if (stalled == progress_stalled(w)) return;
     atomic_store(&w->progress.stalled, stalled);
     set_health(w, !stalled);
