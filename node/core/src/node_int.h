@@ -195,6 +195,9 @@ struct kvf_node {
     kvf_node_stats stats; /* only the counters that nothing else keeps */
     kvf_rejected rejected[KVF_REJECTED_MAX]; /* by peer */
     uint32_t rejected_count;
+    kvf_link_over links_told[KVF_LINKS_TOLD_MAX]; /* outgoing ones that are up */
+    kvf_link_id links_told_id[KVF_LINKS_TOLD_MAX];
+    uint32_t links_told_count;
     bool exit_due;
 };
 

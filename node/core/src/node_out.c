@@ -430,4 +430,6 @@ void kvf_node_get_stats(const kvf_node *n, kvf_node_stats *out) {
     out->events_next = kvf_kv_event_next(n->kv);
     out->rejected = n->rejected;
     out->rejected_count = n->rejected_count;
+    out->links = n->links_told;
+    out->links_count = n->links_told_count;
 }

@@ -267,6 +267,29 @@ void kvf_node_on_calling(kvf_node *n, const char *peer, uint64_t peer_epoch, kvf
     if (at != NONE && n->links[at].state == LINK_CALLING) n->links[at].id = link;
 }
 
+void kvf_node_on_link_over(kvf_node *n, kvf_link_id link, const char *transport) {
+    uint32_t at = n->links_told_count;
+    for (uint32_t i = 0; i < n->config.links_max; i++) {
+        const node_link *l = &n->links[i];
+        if (l->state != LINK_UP || l->id != link || !l->outgoing || at == KVF_LINKS_TOLD_MAX) continue;
+        memcpy(n->links_told[at].node, l->peer, sizeof l->peer);
+        snprintf(n->links_told[at].transport, KVF_TRANSPORT_MAX, "%s", transport);
+        n->links_told_id[at] = link;
+        n->links_told_count++;
+        return;
+    }
+}
+
+static void told_no_more(kvf_node *n, kvf_link_id link) {
+    for (uint32_t i = 0; i < n->links_told_count; i++) {
+        if (n->links_told_id[i] != link) continue;
+        uint32_t last = --n->links_told_count;
+        n->links_told[i] = n->links_told[last];
+        n->links_told_id[i] = n->links_told_id[last];
+        return;
+    }
+}
+
 /* A call that could not even begin has no id: then the peer's name finds it. */
 static uint32_t link_by_id(const kvf_node *n, kvf_link_id link, const char *peer) {
     for (uint32_t i = 0; i < n->config.links_max; i++) {
@@ -302,6 +325,7 @@ void kvf_node_on_link_down(
     if (link != KVF_LINK_NONE) {
         kvf_rx_on_link_down(n->rx, now, link);
         kvf_tx_on_link_down(n->tx, now, link);
+        told_no_more(n, link);
     }
     if (at == NONE) return;
     node_link *l = &n->links[at];

@@ -19,6 +19,7 @@ static void on_link_up(void *self, kvf_link_id link, const char *peer, uint64_t 
         peer, peer_epoch, transport);
     drops_link_up(&w->drops, link, peer);
     kvf_node_on_link_up(w->core, kvf_os_now_ns(), link, peer, peer_epoch, nonce, outgoing);
+    kvf_node_on_link_over(w->core, link, transport);
     pump_soon(w);
 }
 

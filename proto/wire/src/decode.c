@@ -132,6 +132,24 @@ static bool rejected(reader *r, const PB(Stats) * in, kvf_node_stats *s) {
     return true;
 }
 
+static bool links(reader *r, const PB(Stats) * in, kvf_node_stats *s) {
+    if (in->n_links == 0) return true;
+    if (!number(r, "stats.links", in->n_links, 0, KVF_LINKS_TOLD_MAX)) return false;
+    kvf_link_over *list = reader_take(r, in->n_links * sizeof *list);
+    if (!list) return false;
+    for (size_t i = 0; i < in->n_links; i++) {
+        const PB(LinkOver) *p = in->links[i];
+        if (!text(r, "stats.links.node", p->node, list[i].node, sizeof list[i].node) ||
+            !text(r, "stats.links.transport", p->transport, list[i].transport, sizeof list[i].transport))
+            return false;
+        if (!list[i].node[0]) return bad(r, "stats.links.node", "is missing");
+        if (!list[i].transport[0]) return bad(r, "stats.links.transport", "is missing");
+    }
+    s->links = list;
+    s->links_count = (uint32_t)in->n_links;
+    return true;
+}
+
 static bool stats(reader *r, const char *field, const PB(Stats) * in, kvf_node_stats *s) {
     if (!in) return bad(r, field, "is missing");
     if (!number(r, "stats.state", in->state, KVF_NODE_STARTING, KVF_NODE_LOST) ||
@@ -141,7 +159,7 @@ static bool stats(reader *r, const char *field, const PB(Stats) * in, kvf_node_s
 #define COPY(name) s->name = in->name;
     WIRE_STATS_NUMBERS(COPY)
 #undef COPY
-    return rejected(r, in, s);
+    return rejected(r, in, s) && links(r, in, s);
 }
 
 static bool identity(reader *r, const PB(Identity) * in, kvf_identity *i) {

@@ -37,6 +37,7 @@ DEFINE_MAKE(Query, query)
 DEFINE_MAKE(BlocksQuery, blocks_query)
 DEFINE_MAKE(Nothing, nothing)
 DEFINE_MAKE(Rejected, rejected)
+DEFINE_MAKE(LinkOver, link_over)
 DEFINE_MAKE(Stats, stats)
 DEFINE_MAKE(Identity, identity)
 DEFINE_MAKE(NodeInfo, node_info)
@@ -128,6 +129,14 @@ static PB(Rejected) * rejected(maker *m, const kvf_rejected *r) {
     return p;
 }
 
+static PB(LinkOver) * link_over(maker *m, const kvf_link_over *l) {
+    PB(LinkOver) *p = make_link_over(m);
+    if (!p) return NULL;
+    p->node = text(l->node);
+    p->transport = text(l->transport);
+    return p;
+}
+
 static PB(Stats) * stats(maker *m, const kvf_node_stats *s) {
     PB(Stats) *p = make_stats(m);
     if (!p) return NULL;
@@ -139,6 +148,8 @@ static PB(Stats) * stats(maker *m, const kvf_node_stats *s) {
     if (s->rejected_count) p->rejected = make_bytes(m, s->rejected_count * sizeof *p->rejected);
     for (uint32_t i = 0; !m->full && i < s->rejected_count; i++)
         p->rejected[p->n_rejected++] = rejected(m, &s->rejected[i]);
+    if (s->links_count) p->links = make_bytes(m, s->links_count * sizeof *p->links);
+    for (uint32_t i = 0; !m->full && i < s->links_count; i++) p->links[p->n_links++] = link_over(m, &s->links[i]);
     return p;
 }
 
@@ -549,6 +560,7 @@ kvf_status kvf_wire_nmsg_pack(const kvf_nmsg *msg, kvf_arena *arena, kvf_span *o
 #define ITEM_BYTES (sizeof(void *) + sizeof(PB(TokenItem)) + sizeof(PB(RequestId)) + 32 + 96)
 #define PREFILLING_BYTES (sizeof(void *) + sizeof(PB(PrefillingItem)) + sizeof(PB(RequestId)) + 32 + 64)
 #define REJECTED_BYTES (sizeof(void *) + sizeof(PB(Rejected)) + 32 + KVF_NAME_MAX + 16)
+#define LINK_OVER_BYTES (sizeof(void *) + sizeof(PB(LinkOver)) + 32 + KVF_NAME_MAX + KVF_TRANSPORT_MAX)
 #define REPORT_BYTES                                                                                                   \
     (sizeof(void *) + sizeof(PB(BlockReport)) + sizeof(PB(Hash128)) + 4 * (sizeof(void *) + sizeof(PB(RequestId))) +   \
         128 + 320)
@@ -564,12 +576,16 @@ size_t kvf_wire_rmsg_bytes(const kvf_rmsg *msg) {
     }
 }
 
+static size_t stats_bytes(const kvf_node_stats *s) {
+    return s->rejected_count * REJECTED_BYTES + s->links_count * LINK_OVER_BYTES;
+}
+
 size_t kvf_wire_nmsg_bytes(const kvf_nmsg *msg) {
     size_t bytes = FIXED_BYTES;
     switch (msg->kind) {
-    case KVF_N_WELCOME: return bytes + msg->welcome.stats.rejected_count * REJECTED_BYTES;
-    case KVF_N_STATUS: return bytes + msg->status.rejected_count * REJECTED_BYTES;
-    case KVF_N_AUDIT: return bytes + msg->audit.stats.rejected_count * REJECTED_BYTES;
+    case KVF_N_WELCOME: return bytes + stats_bytes(&msg->welcome.stats);
+    case KVF_N_STATUS: return bytes + stats_bytes(&msg->status);
+    case KVF_N_AUDIT: return bytes + stats_bytes(&msg->audit.stats);
     case KVF_N_GRANTED: return bytes + (size_t)msg->granted.missing_count * 5;
     case KVF_N_TOKENS:
         for (uint32_t i = 0; i < msg->tokens.count; i++) bytes += ITEM_BYTES + msg->tokens.items[i].sample.len_bytes;

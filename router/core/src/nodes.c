@@ -392,14 +392,29 @@ static void note_rejected(kvf_router *r, uint32_t decode, const kvf_rejected *of
     }
 }
 
+/* The whole list each time: what it does not name is not there. */
+static void note_links(kvf_router *r, uint32_t prefill, const kvf_node_stats *stats) {
+    for (uint32_t i = 0; i < r->config.nodes_max; i++) {
+        const rt_node *n = &r->nodes[i];
+        if (i == prefill || !n->used || !n->known) continue;
+        rt_pair *p = rt_pair_of(r, prefill, i);
+        p->transport[0] = 0;
+        for (uint32_t l = 0; l < stats->links_count; l++)
+            if (strncmp(n->info.node, stats->links[l].node, KVF_NAME_MAX) == 0)
+                memcpy(p->transport, stats->links[l].transport, sizeof p->transport);
+    }
+}
+
 void rt_node_on_status(kvf_router *r, uint32_t node, const kvf_node_stats *stats) {
     rt_node *n = &r->nodes[node];
     bool was_ready = rt_node_ready(r, n);
     kvf_role was_role = n->stats.role;
     for (uint32_t i = 0; i < stats->rejected_count; i++) note_rejected(r, node, &stats->rejected[i]);
+    note_links(r, node, stats);
     n->stats = *stats;
-    n->stats.rejected = NULL; /* was borrowed */
-    n->stats.rejected_count = 0;
+    n->stats.rejected = NULL; /* was borrowed, as links were */
+    n->stats.links = NULL;
+    n->stats.rejected_count = n->stats.links_count = 0;
     n->others_load = stats->waiting_tokens - KVF_MIN(stats->waiting_tokens, n->prefill_load);
     /* Events may still be on their way when a status overtakes them in the node: only a lag without movement is a gap.
      */

@@ -192,6 +192,7 @@ typedef struct {
     uint64_t pages, bytes;
     /* Frames that the decode node's process of this epoch has rejected, and those of its processes before. */
     uint64_t rejected_epoch, rejected_now, rejected_before;
+    char transport[KVF_TRANSPORT_MAX]; /* of the link that the prefill node has told of last; "": it has none */
 } rt_pair;
 
 typedef struct {

@@ -38,6 +38,7 @@ bool kvf_router_pair_at(
         .failures = pair->failures,
         .why = pair->failures && pair->why ? pair->why : "",
         .ejected = pair->failures && pair->until_ns > now};
+    memcpy(out->transport, pair->transport, sizeof out->transport);
     char a[64], b[64];
     const char *field = NULL;
     if (pair->refused && !(pair->numerics_only && r->config.allow_other_numerics))

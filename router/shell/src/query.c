@@ -313,8 +313,9 @@ static void take(gather *g, uint32_t index, const kvf_router_action *a) {
         n->clean = m->audit.clean;
         n->at_rest = m->audit.at_rest;
         n->stats = m->audit.stats;
-        n->stats.rejected = NULL; /* was borrowed */
-        n->stats.rejected_count = 0;
+        n->stats.rejected = NULL; /* was borrowed, as links were */
+        n->stats.links = NULL;
+        n->stats.rejected_count = n->stats.links_count = 0;
         g->blocks_checked += m->audit.blocks_checked;
         snprintf(n->invariant, sizeof n->invariant, "%s", m->audit.invariant);
         snprintf(n->detail, sizeof n->detail, "%s", m->audit.detail);

@@ -12,7 +12,7 @@ typedef struct {
     Kvferry__V1__BlockCounts blocks[N + 1];
     kvf_router_node seen[N];
     Kvferry__V1__PairStatus pairs[PAIRS_MAX], *pair_list[PAIRS_MAX];
-    char refused[PAIRS_MAX][KVF_TEXT_MAX];
+    char refused[PAIRS_MAX][KVF_TEXT_MAX], transport[PAIRS_MAX][KVF_TRANSPORT_MAX];
 } whole_state;
 
 static double per_second(uint64_t tokens, uint64_t busy_ns) {
@@ -48,9 +48,14 @@ void front_cluster_node_status(
     out->silent_ms = n->silent_ns / KVF_NS_PER_MS;
 }
 
-/* By which of its transports a pair talks: shared memory where both ends can reach the same, else the network. */
-static const char *transport_of(const kvf_router_node *prefill, const kvf_router_node *decode) {
-    if (!prefill->info || !decode->info) return "";
+static bool in_device_memory(const kvf_router_node *n) { return strncmp(n->info->backend, "cuda", 4) == 0; }
+
+/* By which of its transports a pair talks, as the node that sends has told. Before there is a link: shared memory where
+ * both ends can reach the same, else the network; of pages in device memory only the link tells. */
+static const char *transport_of(
+    const kvf_router_pair *pair, const kvf_router_node *prefill, const kvf_router_node *decode) {
+    if (pair->transport[0]) return pair->transport;
+    if (!prefill->info || !decode->info || in_device_memory(prefill) || in_device_memory(decode)) return "";
     bool local = prefill->info->host_id == decode->info->host_id && decode->info->local_address[0];
     if (local) return "shm";
     return strncmp(decode->info->address, "tls:", 4) == 0 ? "tls" : "tcp";
@@ -83,7 +88,8 @@ static void add_pairs(kvf_router_shell *s, whole_state *w, kvf_time_ns now) {
             kvferry__v1__pair_status__init(m);
             m->prefill_node = kvf_proto_text(w->seen[p].id);
             m->decode_node = kvf_proto_text(w->seen[d].id);
-            m->transport = kvf_proto_text(transport_of(&w->seen[p], &w->seen[d]));
+            snprintf(w->transport[at], KVF_TRANSPORT_MAX, "%s", transport_of(&pair, &w->seen[p], &w->seen[d]));
+            m->transport = kvf_proto_text(w->transport[at]);
             m->pages_moved = pair.pages;
             m->bytes_moved = pair.bytes;
             m->frames_rejected = pair.frames_rejected;

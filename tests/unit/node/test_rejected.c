@@ -1,4 +1,4 @@
-/* Dropped page frames, counted by the peer that they came from. */
+/* Dropped page frames, counted by the peer that they came from; links that are up, by their transport. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -72,7 +72,52 @@ static void rejected_frames_are_counted_by_peer(void **state) {
     rig_fini(&R);
 }
 
+static const char *told(kvf_node *n, const char *peer) {
+    kvf_node_stats s;
+    kvf_node_get_stats(n, &s);
+    for (uint32_t i = 0; i < s.links_count; i++)
+        if (strcmp(s.links[i].node, peer) == 0) return s.links[i].transport;
+    return NULL;
+}
+
+static void links_up(kvf_node *n, kvf_link_id link, const char *peer, bool outgoing, const char *transport) {
+    static const uint8_t nonce[16] = {4};
+    kvf_node_on_link_up(n, R.now, link, peer, 1, nonce, outgoing);
+    kvf_node_on_link_over(n, link, transport);
+}
+
+static void links_are_told_while_they_are_up(void **state) {
+    (void)state;
+    rig_init(&R, 128, 128);
+    kvf_node *p = R.node[RIG_P];
+    links_up(p, 90, "d8", true, "nccl");
+    links_up(p, 91, "d9", true, "tcp");
+    links_up(p, 92, "p9", false, "shm"); /* it sends, not we */
+    assert_string_equal(told(p, "d8"), "nccl");
+    assert_string_equal(told(p, "d9"), "tcp");
+    assert_null(told(p, "p9"));
+    kvf_node_on_link_down(p, R.now, 90, "d8", KVF_ERR_GONE, "idle");
+    assert_null(told(p, "d8"));
+    assert_string_equal(told(p, "d9"), "tcp");
+    links_up(p, 93, "d8", true, "cuda_ipc");
+    assert_string_equal(told(p, "d8"), "cuda_ipc");
+    kvf_node_on_link_down(p, R.now, 90, "d8", KVF_ERR_GONE, "an older one");
+    assert_string_equal(told(p, "d8"), "cuda_ipc");
+    for (uint32_t i = 0; i < 2 * KVF_LINKS_TOLD_MAX; i++) { /* no room: nothing is told of it */
+        char peer[KVF_NAME_MAX];
+        snprintf(peer, sizeof peer, "x%u", i);
+        links_up(p, 100 + i, peer, true, "shm");
+    }
+    for (uint32_t i = 0; i < 2 * KVF_LINKS_TOLD_MAX; i++)
+        kvf_node_on_link_down(p, R.now, 100 + i, "x", KVF_ERR_PEER_LOST, "test");
+    kvf_node_stats s;
+    kvf_node_get_stats(p, &s);
+    assert_int_equal(s.links_count, 2);
+    rig_fini(&R);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rejected_frames_are_counted_by_peer)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rejected_frames_are_counted_by_peer), cmocka_unit_test(links_are_told_while_they_are_up)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -226,6 +226,43 @@ static void rejected_frames_belong_to_a_pair(void **state) {
     bench_close(&b);
 }
 
+static void tell_links(bench *b, uint32_t node, const kvf_link_over *links, uint32_t count) {
+    kvf_nmsg m = {.kind = KVF_N_STATUS};
+    m.status = (kvf_node_stats){
+        .state = KVF_NODE_READY, .role = KVF_ROLE_PREFILL, .events_next = 1, .links = links, .links_count = count};
+    bench_say(b, node, &m);
+    kvf_router_node view;
+    assert_true(kvf_router_node_at(b->r, b->now, node, &view));
+    assert_null(view.stats.links); /* it was the message's */
+    assert_int_equal(view.stats.links_count, 0);
+}
+
+static void assert_over(const bench *b, uint32_t decode, const char *transport) {
+    kvf_router_pair pair;
+    assert_true(kvf_router_pair_at(b->r, b->now, 1, decode, &pair));
+    assert_string_equal(pair.transport, transport);
+}
+
+static void a_pair_goes_over_the_link_that_its_sender_tells(void **state) {
+    (void)state;
+    bench b;
+    opened(&b, false);
+    bench_node(&b, 0, KVF_ROLE_DECODE);
+    bench_node(&b, 1, KVF_ROLE_PREFILL);
+    bench_node(&b, 2, KVF_ROLE_DECODE);
+    assert_over(&b, 0, "");
+    static const kvf_link_over both[] = {{"n0", "nccl"}, {"n2", "tcp"}, {"n7", "shm"}};
+    tell_links(&b, 1, both, 3);
+    assert_over(&b, 0, "nccl");
+    assert_over(&b, 2, "tcp");
+    tell_links(&b, 1, both + 1, 1); /* closed when idle */
+    assert_over(&b, 0, "");
+    assert_over(&b, 2, "tcp");
+    tell_links(&b, 1, NULL, 0);
+    assert_over(&b, 2, "");
+    bench_close(&b);
+}
+
 static void wrong_model(void **state) {
     (void)state;
     kvf_router_config c;
@@ -689,8 +726,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(strict_without_prefill),
         cmocka_unit_test(fallback_without_prefill), cmocka_unit_test(without_decode), cmocka_unit_test(hot_prefix),
         cmocka_unit_test(spreads), cmocka_unit_test(mismatch), cmocka_unit_test(rejected_frames_belong_to_a_pair),
-        cmocka_unit_test(wrong_model), cmocka_unit_test(comes_back), cmocka_unit_test(stays_away),
-        cmocka_unit_test(silent), cmocka_unit_test(answers_but_never_welcomes), cmocka_unit_test(silence_is_absence),
+        cmocka_unit_test(a_pair_goes_over_the_link_that_its_sender_tells), cmocka_unit_test(wrong_model),
+        cmocka_unit_test(comes_back), cmocka_unit_test(stays_away), cmocka_unit_test(silent),
+        cmocka_unit_test(answers_but_never_welcomes), cmocka_unit_test(silence_is_absence),
         cmocka_unit_test(process_is_gone), cmocka_unit_test(started_again),
         cmocka_unit_test(an_older_process_is_met_later), cmocka_unit_test(acknowledges),
         cmocka_unit_test(events_and_gaps), cmocka_unit_test(audit), cmocka_unit_test(salted_apart),

@@ -94,6 +94,12 @@ static const char *rejected_differs(const kvf_rejected *a, const kvf_rejected *b
     return NULL;
 }
 
+static const char *link_differs(const kvf_link_over *a, const kvf_link_over *b) {
+    SAME(node);
+    SAME(transport);
+    return NULL;
+}
+
 static const char *stats_differ(const kvf_node_stats *a, const kvf_node_stats *b) {
     SAME(state);
     SAME(role);
@@ -124,6 +130,7 @@ static const char *stats_differ(const kvf_node_stats *a, const kvf_node_stats *b
     SAME(cache_hit_tokens);
     SAME(events_next);
     SAME_ITEMS(rejected_differs, rejected, rejected_count);
+    SAME_ITEMS(link_differs, links, links_count);
     return NULL;
 }
 
@@ -481,6 +488,22 @@ static void n_rejected_frames(kvf_nmsg *m) {
     m->status.rejected_count = 1;
 }
 
+static void n_links(kvf_nmsg *m) {
+    static const kvf_link_over many[KVF_LINKS_TOLD_MAX + 1] = {{"n", "tcp"}};
+    m->status.links = many;
+    m->status.links_count = KVF_COUNT_OF(many);
+}
+static void n_links_node(kvf_nmsg *m) {
+    static const kvf_link_over nameless = {"", "tcp"};
+    m->status.links = &nameless;
+    m->status.links_count = 1;
+}
+static void n_links_transport(kvf_nmsg *m) {
+    static const kvf_link_over none = {"n", ""};
+    m->status.links = &none;
+    m->status.links_count = 1;
+}
+
 static void refused_by_name(void **state) {
     (void)state;
     static const struct {
@@ -503,11 +526,13 @@ static void refused_by_name(void **state) {
         {KVF_N_REFUSED, n_reason_ok, "refused.reason"}, {KVF_N_FAILED, n_stage, "failed.stage"},
         {KVF_N_STATUS, n_state, "stats.state"}, {KVF_N_STATUS, n_rejected, "stats.rejected:"},
         {KVF_N_STATUS, n_rejected_node, "stats.rejected.node"},
-        {KVF_N_STATUS, n_rejected_frames, "stats.rejected.frames"}, {KVF_N_WELCOME, n_role, "info.role"},
-        {KVF_N_WELCOME, n_node, "info.node"}, {KVF_N_SNAPSHOT, n_snapshot, "snapshot.events_next"},
-        {KVF_N_EVENTS, n_events, "events.first"}, {KVF_N_PROMPT_LOGPROBS, n_samples, "prompt_logprobs.count"},
-        {KVF_N_TOKENS, n_item_id, "tokens.items.request"}, {KVF_N_TOKENS, n_item_index, "tokens.items.index"},
-        {KVF_N_TOKENS, n_item_end, "tokens.items.end"}, {KVF_N_TOKENS, n_item_sample, "tokens.items.sample"}};
+        {KVF_N_STATUS, n_rejected_frames, "stats.rejected.frames"}, {KVF_N_STATUS, n_links, "stats.links:"},
+        {KVF_N_STATUS, n_links_node, "stats.links.node"}, {KVF_N_STATUS, n_links_transport, "stats.links.transport"},
+        {KVF_N_WELCOME, n_role, "info.role"}, {KVF_N_WELCOME, n_node, "info.node"},
+        {KVF_N_SNAPSHOT, n_snapshot, "snapshot.events_next"}, {KVF_N_EVENTS, n_events, "events.first"},
+        {KVF_N_PROMPT_LOGPROBS, n_samples, "prompt_logprobs.count"}, {KVF_N_TOKENS, n_item_id, "tokens.items.request"},
+        {KVF_N_TOKENS, n_item_index, "tokens.items.index"}, {KVF_N_TOKENS, n_item_end, "tokens.items.end"},
+        {KVF_N_TOKENS, n_item_sample, "tokens.items.sample"}};
     arenas *a = arenas_new();
     kvf_rng rng = {.seed = 13};
     for (size_t i = 0; i < KVF_COUNT_OF(router); i++) {

@@ -13,6 +13,7 @@ static struct {
     kvf_block_report reports[LIST_MAX];
     kvf_prefilling_item prefilling[LIST_MAX];
     kvf_rejected rejected[KVF_REJECTED_MAX];
+    kvf_link_over links[KVF_LINKS_TOLD_MAX];
 } pool;
 
 /* Small and huge values alike. */
@@ -147,6 +148,12 @@ static void stats(kvf_rng *rng, kvf_node_stats *s) {
     for (uint32_t i = 0; i < s->rejected_count; i++) {
         text(rng, pool.rejected[i].node, sizeof pool.rejected[i].node, false);
         pool.rejected[i].frames = any(rng) | 1;
+    }
+    s->links_count = flip(rng) ? 0 : below(rng, KVF_LINKS_TOLD_MAX + 1);
+    s->links = pool.links;
+    for (uint32_t i = 0; i < s->links_count; i++) {
+        text(rng, pool.links[i].node, sizeof pool.links[i].node, false);
+        text(rng, pool.links[i].transport, sizeof pool.links[i].transport, false);
     }
 }
 

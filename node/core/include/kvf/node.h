@@ -60,6 +60,8 @@ bool kvf_node_session_free(const kvf_node *n, uint32_t session);
 /* ---- links */
 void kvf_node_on_link_up(kvf_node *n, kvf_time_ns now, kvf_link_id link, const char *peer, uint64_t peer_epoch,
     const uint8_t nonce[16], bool outgoing);
+/* By which transport a link that is up goes; only stats tell it on. */
+void kvf_node_on_link_over(kvf_node *n, kvf_link_id link, const char *transport);
 /* The shell carries out CONNECT under this link id. */
 void kvf_node_on_calling(kvf_node *n, const char *peer, uint64_t peer_epoch, kvf_link_id link);
 /* Also for a call that failed (link is KVF_LINK_NONE where it could not even begin). */

@@ -147,12 +147,20 @@ typedef struct {
 } kvf_prefilling_item;
 
 #define KVF_REJECTED_MAX 64 /* peers that one status tells of */
+#define KVF_LINKS_TOLD_MAX 64
+#define KVF_TRANSPORT_MAX 16 /* of its name, with the NUL */
 
 /* Page frames that came from this peer and were dropped, since the process started. */
 typedef struct {
     char node[KVF_NAME_MAX];
     uint64_t frames; /* not 0 */
 } kvf_rejected;
+
+/* A link that is up, over which this node sends pages to that one. */
+typedef struct {
+    char node[KVF_NAME_MAX];
+    char transport[KVF_TRANSPORT_MAX]; /* "shm", "nccl", ... */
+} kvf_link_over;
 
 typedef struct {
     kvf_node_state state;
@@ -169,6 +177,8 @@ typedef struct {
     uint64_t events_next; /* number the next block event will get */
     const kvf_rejected *rejected; /* frames_rejected by peer, as far as peers are known; borrowed like a message */
     uint32_t rejected_count;
+    const kvf_link_over *links; /* borrowed, too */
+    uint32_t links_count;
 } kvf_node_stats;
 
 /* All that pairing compares; a mismatch names the field and both values. */

@@ -234,6 +234,7 @@ typedef struct {
     uint32_t prefill_node, decode_node;
     uint64_t pages, bytes;
     uint64_t frames_rejected; /* by the decode node, all its processes that this router has met */
+    char transport[KVF_TRANSPORT_MAX]; /* of the link that is up between them, as the prefill node told; "": none */
     uint32_t failures; /* in a row */
     bool ejected; /* avoided now */
     const char *why; /* it was ejected last; static text, "" while it works */
