@@ -34,7 +34,8 @@ extern "C" {
 #endif
 #define FAKE_API __attribute__((visibility("default")))
 
-/* A fault of a call ("cudaMalloc", "ncclSend", ...) or of a queued operation ("copy", "kernel", "transfer").
+/* A fault of a call ("cudaMalloc", "ncclSend", ...) or of a queued operation ("copy", "kernel", "transfer"), of "any"
+ * of them but calls that only look (queries, getters of errors), or of any "call" that neither looks nor gives back.
  * FAIL: the nth call from now on answers `error` (an operation: makes it sticky; cublasLtGetVersion: the version it
  * tells). STICKY: the same, and so does every later call. HANG: the nth call, or operation, returns only after
  * fake_cuda_release. DIE: the process is killed there.
@@ -67,6 +68,7 @@ typedef struct {
     uint32_t contexts; /* a bit for each device that cudaSetDevice has named since the last reset */
     uint32_t products; /* handles, descriptions, layouts and preferences of cuBLASLt */
     uint64_t copies, kernels, sends, recvs; /* operations done since the last reset */
+    uint64_t calls; /* that a rule for "call" would have counted, since then */
 } fake_cuda_counts;
 FAKE_API void fake_cuda_count(fake_cuda_counts *out);
 

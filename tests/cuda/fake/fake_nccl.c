@@ -362,15 +362,16 @@ static void batch_launch(batch *b) {
     pthread_detach(thread);
 }
 
+static void group_begin(void) {
+    if (group.depth++ > 0) return;
+    group.first = NULL;
+    group.end = &group.first;
+    group.error = 0;
+}
 int ncclGroupStart(void) {
     int fault = fake_enter_nccl(__func__);
-    if (fault) return fault;
-    if (group.depth++ == 0) {
-        group.first = NULL;
-        group.end = &group.first;
-        group.error = 0;
-    }
-    return 0;
+    if (!fault) group_begin();
+    return fault;
 }
 
 /* Sends of a rank to itself need receives of the same group. */
@@ -422,7 +423,7 @@ int ncclGroupEnd(void) {
 static int add(bool sends, void *bytes, size_t count, int type, int peer, comm *c, kvf_cuda_stream stream) {
     int error = fake_enter_nccl(sends ? "ncclSend" : "ncclRecv");
     bool alone = group.depth == 0;
-    if (alone) (void)ncclGroupStart();
+    if (alone) group_begin();
     /* Not looked at when the call was made to fail: another thread may have aborted it while this one hung. */
     int async = error ? error : atomic_load(&c->async);
     if (!error && (type != KVF_NCCL_BYTES || peer < 0 || peer >= c->ranks)) error = KVF_NCCL_INVALID_ARGUMENT;

@@ -98,6 +98,7 @@ void fake_cuda_reset(void) {
     fake.sticky = 0;
     fake_counted.copies = fake_counted.kernels = fake_counted.sends = fake_counted.recvs = 0;
     fake_counted.contexts = 0;
+    fake_counted.calls = 0;
     know();
     pthread_mutex_unlock(&fake_lock);
     thread_error = 0;
@@ -134,12 +135,28 @@ uint32_t fake_cuda_hanging(void) {
     return n;
 }
 
+static bool has(const char *name, const char *const *parts) {
+    for (; *parts; parts++)
+        if (strstr(name, *parts)) return true;
+    return false;
+}
+/* "any": calls that do something, and operations; "call": only such calls, without those that give something back. */
+static bool rule_names(const rule *r, const char *name, bool operation) {
+    static const char *const looks[] = {"Query", "AsyncError", "LastError", NULL};
+    static const char *const gives[] = {"Free", "Destroy", "Close", "Abort", NULL};
+    if (strcmp(r->function, "any") == 0) return operation || !has(name, looks);
+    if (strcmp(r->function, "call") == 0) return !operation && !has(name, looks) && !has(name, gives);
+    return strcmp(r->function, name) == 0;
+}
+
 /* Under the lock. The error that this call, or operation, meets. */
 static int meet_rules(const char *name, bool operation) {
+    static const rule call = {.function = "call"};
     int error = 0;
+    fake_counted.calls += rule_names(&call, name, operation);
     for (uint32_t i = 0; i < fake.rules_count; i++) {
         rule *r = &fake.rules[i];
-        if (strcmp(r->function, name) != 0 || ++r->seen != r->nth) continue;
+        if (!rule_names(r, name, operation) || ++r->seen != r->nth) continue;
         if (r->kind == FAKE_DIE) kill(getpid(), SIGKILL);
         if (r->kind == FAKE_HANG) {
             uint32_t until = fake.releases + 1;
