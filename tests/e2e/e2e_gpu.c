@@ -49,6 +49,14 @@ static uint32_t compare(e2e_cluster *c, const json_t *golden, double clear_gap, 
     return compared;
 }
 
+static uint64_t pages_moved(e2e_cluster *c) {
+    Kvferry__V1__ClusterState *s = e2e_state(c);
+    uint64_t pages = 0;
+    for (size_t i = 0; i < s->n_pairs; i++) pages += s->pairs[i]->pages_moved;
+    kvf_rpc_message_free(&s->base);
+    return pages;
+}
+
 /* The golden prompts of up to `longest` tokens: the emulator takes its time. */
 static uint32_t compare_all(e2e_cluster *c, double clear_gap, Kvferry__V1__Disaggregate dis, size_t longest) {
     json_t *golden = json_load_file(KVF_SOURCE_DIR "/tests/golden/tiny/llama.json", 0, NULL);
@@ -62,11 +70,36 @@ static uint32_t compare_all(e2e_cluster *c, double clear_gap, Kvferry__V1__Disag
     return compared;
 }
 
-static bool log_says(const e2e_process *p, const char *text) {
+static uint32_t log_count(const e2e_process *p, const char *text) {
     char *log = e2e_read_file(p->log);
-    bool says = strstr(log, text) != NULL;
+    uint32_t count = 0;
+    for (const char *at = log; at && (at = strstr(at, text)); at++) count++;
     free(log);
-    return says;
+    return count;
+}
+static bool log_says(const e2e_process *p, const char *text) { return log_count(p, text) > 0; }
+
+/* What the cluster tells of the way from `prefill` to `decode`. "": no link is up. */
+typedef struct {
+    e2e_cluster *c;
+    const char *prefill, *decode, *transport;
+} way;
+static bool goes_over(void *self) {
+    const way *w = self;
+    Kvferry__V1__ClusterState *s = e2e_state(w->c);
+    bool so = false;
+    for (size_t i = 0; i < s->n_pairs; i++) {
+        const Kvferry__V1__PairStatus *p = s->pairs[i];
+        so |= kvf_proto_text_equal(p->prefill_node, w->prefill) && kvf_proto_text_equal(p->decode_node, w->decode) &&
+              kvf_proto_text_equal(p->transport, w->transport);
+    }
+    kvf_rpc_message_free(&s->base);
+    return so;
+}
+static void wait_for_way(e2e_cluster *c, const char *prefill, const char *decode, const char *transport) {
+    char what[96];
+    snprintf(what, sizeof what, "%s to %s over \"%s\"", prefill, decode, transport);
+    e2e_until(what, goes_over, &(way){c, prefill, decode, transport});
 }
 
 static void over(const char *transports, const char *lane, size_t longest, const char *kv_type) {
@@ -81,11 +114,12 @@ static void over(const char *transports, const char *lane, size_t longest, const
         "--backend=cuda", PLUGIN, "--device-memory-percent=10", list, "--threads=1", type, weights, NULL};
     e2e_cluster c;
     e2e_start(&c, E2E_TINY("llama"), args);
-    uint32_t shipped = compare_all(&c, clear_gap, E2E_ALWAYS, longest),
-             local = compare_all(&c, clear_gap, E2E_NEVER, longest);
-    printf("%s over %s: %u tokens after pages that moved, %u without, all as they should be\n", kv_type, lane, shipped,
-        local);
+    uint32_t shipped = compare_all(&c, clear_gap, E2E_ALWAYS, longest);
+    printf("%s over %s: %u tokens after pages that moved, all as they should be\n", kv_type, lane, shipped);
+    if (strcmp(lane, "nccl") == 0) /* without pages there is nothing of a lane in it: once for each type */
+        printf("without: %u tokens\n", compare_all(&c, clear_gap, E2E_NEVER, longest));
     if (!log_says(&c.serve, up)) fail_msg("no link was made over %s", lane);
+    wait_for_way(&c, "p0", "d0", lane);
     assert_true(log_says(&c.serve, fp8 ? "ready: cuda:0 Fake 0 (sm_90), fp8 weights, fp8 KV, v1-cuda-w8-kvfp8"
                                        : "ready: cuda:0 Fake 0 (sm_90), f16 weights, v1-cuda-f16-kvf16"));
     e2e_assert_clean(&c);
@@ -172,6 +206,121 @@ static void fp8_is_for_devices(void **state) {
     assert_true(log_says(&p, "engine.kv_type: fp8 is for engine.backend cuda"));
 }
 
+typedef struct {
+    e2e_cluster *c;
+    uint64_t before;
+} moving;
+static bool has_moved(void *self) {
+    const moving *m = self;
+    return pages_moved(m->c) > m->before;
+}
+/* One golden prompt, shipped though it was asked before; its tokens are the golden ones. */
+static void ship_one(e2e_cluster *c) {
+    json_t *golden = json_load_file(KVF_SOURCE_DIR "/tests/golden/tiny/llama.json", 0, NULL);
+    assert_non_null(golden);
+    const json_t *one = NULL;
+    for (size_t i = 0; i < json_array_size(golden) && !one; i++) {
+        size_t count = json_array_size(json_object_get(json_array_get(golden, i), "ids"));
+        if (count >= LONG_PROMPT && count <= 100) one = json_array_get(golden, i);
+    }
+    assert_non_null(one);
+    moving m = {c, pages_moved(c)};
+    e2e_flush(c);
+    assert_true(compare(c, one, gap_f16, E2E_ALWAYS) > 0);
+    e2e_until("pages move", has_moved, &m);
+    json_decref(golden);
+}
+
+typedef struct {
+    const e2e_process *p;
+    const char *text;
+    uint32_t count;
+} saying;
+static bool has_said(void *self) {
+    const saying *s = self;
+    return log_count(s->p, s->text) >= s->count;
+}
+static void wait_for_saying(const e2e_process *p, const char *text, uint32_t count) {
+    e2e_until(text, has_said, &(saying){p, text, count});
+}
+static const char *const closed_here = "is down: idle: communicator closed",
+                         *const closed_there = "is down: idle: p0 gave its lane up: idle";
+
+/* A pair's communicator is closed when nothing has gone over it for a second, and made again for the next request. */
+static void idle_communicators_close_and_come_back(void **state) {
+    enum { ROUNDS = 2 };
+    e2e_parts k = {.model = E2E_TINY("llama"),
+        .node_args = {"--backend=cuda", PLUGIN, "--device-memory-percent=10", "--threads=1", "--transports=nccl,tcp",
+            "--node-heartbeat=100ms"},
+        .node_env = "KVFERRY_TRANSFER_COMMUNICATOR_IDLE=1s"};
+    e2e_parts_start(&k, 1, 1, 1);
+    const e2e_process *p0 = &e2e_part_find(&k, "p0")->process, *d0 = &e2e_part_find(&k, "d0")->process;
+    for (uint32_t round = 0, made = 0; round < ROUNDS; round++) {
+        uint32_t before = made;
+        ship_one(&k.router[0]);
+        made = log_count(p0, "over nccl is up"); /* on a slow machine more than one */
+        assert_true(made > before);
+        wait_for_saying(p0, closed_here, made);
+        wait_for_saying(d0, closed_there, made);
+        wait_for_way(&k.router[0], "p0", "d0", "");
+    }
+    assert_false(log_says(p0, "over tcp is up"));
+    e2e_assert_clean(&k.router[0]);
+    e2e_parts_stop(&k);
+}
+
+typedef struct {
+    e2e_cluster *c;
+    const char *node;
+    bool drains;
+} draining;
+static bool drains(void *self) {
+    const draining *d = self;
+    Kvferry__V1__ClusterState *s = e2e_state(d->c);
+    const Kvferry__V1__NodeStatus *n = e2e_node(s, d->node);
+    bool so = n && (n->state == KVFERRY__V1__NODE_STATE__NODE_STATE_DRAINING) == d->drains;
+    kvf_rpc_message_free(&s->base);
+    return so;
+}
+static void drain(e2e_cluster *c, const char *node, bool on) {
+    Kvferry__V1__DrainRequest d = KVFERRY__V1__DRAIN_REQUEST__INIT;
+    Kvferry__V1__UndrainRequest u = KVFERRY__V1__UNDRAIN_REQUEST__INIT;
+    ProtobufCMessage *answer = NULL;
+    d.node_id = u.node_id = kvf_proto_text(node);
+    kvf_rpc_unary(c->admin, &kvferry__v1__cluster__descriptor, on ? "Drain" : "Undrain", on ? &d.base : &u.base,
+        E2E_WAIT_MS, &answer, NULL);
+    assert_non_null(answer);
+    kvf_rpc_message_free(answer);
+    e2e_until(on ? "a node drains" : "a node drains no more", drains, &(draining){c, node, on});
+}
+
+/* A node that may have one communicator, and two to send to: the idle one is closed for the other. */
+static void communicators_are_few(void **state) {
+    e2e_parts k = {.model = E2E_TINY("llama"),
+        .node_args = {"--backend=cuda", PLUGIN, "--device-memory-percent=10", "--threads=1", "--transports=nccl,tcp",
+            "--node-heartbeat=100ms"}};
+    k.node[0].env = "KVFERRY_TRANSFER_COMMUNICATORS_MAX=1";
+    e2e_parts_start(&k, 1, 2, 1);
+    e2e_cluster *c = &k.router[0];
+    const char *nodes[] = {"d0", "d1"};
+    drain(c, "d1", true);
+    for (uint32_t round = 0; round < 3; round++) {
+        const char *to = nodes[round % 2], *other = nodes[1 - round % 2];
+        ship_one(c);
+        wait_for_way(c, "p0", to, "nccl");
+        wait_for_way(c, "p0", other, "");
+        drain(c, other, false);
+        drain(c, to, true);
+    }
+    const e2e_process *p0 = &e2e_part_find(&k, "p0")->process;
+    assert_int_equal(log_count(p0, "over nccl is up"), 3);
+    assert_int_equal(log_count(p0, closed_here), 2);
+    assert_false(log_says(p0, "over tcp is up"));
+    drain(c, nodes[0], false);
+    e2e_assert_clean(c);
+    e2e_parts_stop(&k);
+}
+
 /* Prompts on a device, tokens on a processor, and the other way round. */
 static void mixed(const char *first_backend, const char *second_backend) {
     e2e_parts k = {.model = E2E_TINY("llama"),
@@ -247,6 +396,24 @@ static void shares_of_devices(void **state) {
     assert_true(p / 4 == d && p1 == d1 && p / 2 == p1);
 }
 
+/* A kernel that never ends under a node's engine: the process ends, requests go on at the other one. */
+static void a_kernel_never_ends(void **state) {
+    e2e_parts k = {.model = E2E_TINY("llama"),
+        .node_args = {"--backend=cuda", PLUGIN, "--device-memory-percent=10", "--threads=1", "--stall-limit=2s"}};
+    k.node[1].env = "KVF_FAKE_CUDA_FAULTS=kernel:300=hang"; /* of d0, beyond those of its start */
+    e2e_parts_start(&k, 1, 2, 1);
+    e2e_part *d0 = e2e_part_find(&k, "d0");
+    for (uint32_t round = 0; round < 12 && !log_says(&d0->process, "made no progress"); round++) ship_one(&k.router[0]);
+    assert_int_equal(e2e_process_wait(&d0->process), 1);
+    assert_true(log_says(&d0->process, "not serving: the engine thread has made no progress"));
+    assert_true(log_says(&d0->process, "the device answers nothing any more (an engine step does not end)"));
+    d0->env = NULL;
+    e2e_part_start(&k, d0);
+    e2e_parts_all_ready(&k);
+    e2e_assert_clean(&k.router[0]);
+    e2e_parts_stop(&k);
+}
+
 static void what_is_missing_is_said(void **state) {
     e2e_process p;
     const char *cuda[] = {"decode-node", "--model", E2E_TINY("llama"), "--backend=cuda", "--plugin=/nowhere/x.so",
@@ -255,6 +422,13 @@ static void what_is_missing_is_said(void **state) {
     assert_false(p.ready);
     assert_int_equal(e2e_process_wait(&p), 1);
     assert_true(log_says(&p, "no device code here: /nowhere/x.so"));
+    const char *interface[] = {"decode-node", "--model", E2E_TINY("llama"), "--backend=cuda", PLUGIN,
+        "--device-memory-percent=10", "--control=127.0.0.1:0", NULL};
+    e2e_spawn_env(&p, interface, "NCCL_SOCKET_IFNAME==nowhere0");
+    assert_true(p.ready);
+    assert_true(log_says(&p, "pages do not go over NCCL: NCCL_SOCKET_IFNAME"));
+    assert_true(log_says(&p, "names no network interface of this host ("));
+    assert_int_equal(e2e_process_stop(&p), 0);
     const char *either[] = {"decode-node", "--model", E2E_TINY("llama"), "--backend=auto", "--plugin=/nowhere/x.so",
         "--control=127.0.0.1:0", NULL};
     e2e_spawn(&p, either);
@@ -269,8 +443,9 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(pages_over_cuda_ipc), cmocka_unit_test(pages_over_nccl),
         cmocka_unit_test(pages_over_shm), cmocka_unit_test(pages_over_tcp), cmocka_unit_test(prompts_are_scored),
         cmocka_unit_test(fp8_over_nccl), cmocka_unit_test(fp8_and_f16_do_not_pair),
-        cmocka_unit_test(fp8_is_for_devices), cmocka_unit_test(device_to_processor),
-        cmocka_unit_test(processor_to_device), cmocka_unit_test(a_device_breaks), cmocka_unit_test(shares_of_devices),
-        cmocka_unit_test(what_is_missing_is_said)};
+        cmocka_unit_test(fp8_is_for_devices), cmocka_unit_test(idle_communicators_close_and_come_back),
+        cmocka_unit_test(communicators_are_few), cmocka_unit_test(device_to_processor),
+        cmocka_unit_test(processor_to_device), cmocka_unit_test(a_device_breaks), cmocka_unit_test(a_kernel_never_ends),
+        cmocka_unit_test(shares_of_devices), cmocka_unit_test(what_is_missing_is_said)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
