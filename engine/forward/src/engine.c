@@ -55,17 +55,6 @@ static void carve_workspace(kvf_engine *e, carver *c) {
     e->scratch = carve(c, e->scratch_bytes * e->options.threads);
 }
 
-static const char *const kv_type_names[] = {"f16", "f32", "fp8", "q8"};
-const char *kvf_kv_type_name(kvf_kv_type type) { return kv_type_names[type]; }
-bool kvf_kv_type_find(const char *name, kvf_kv_type *out) {
-    for (size_t i = 0; i < KVF_COUNT_OF(kv_type_names); i++) {
-        if (strcmp(name, kv_type_names[i]) != 0) continue;
-        *out = (kvf_kv_type)i;
-        return true;
-    }
-    return false;
-}
-
 static kvf_status check_options(const kvf_engine_options *o, kvf_error *err) {
     if (o->threads < 1 || o->threads > 64)
         return kvf_fail(err, KVF_ERR_INVALID, "engine: threads %u: 1 to 64 are possible", o->threads);

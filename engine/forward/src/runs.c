@@ -1,5 +1,16 @@
-/* What a step may ask of an engine, whatever computes it. */
+/* What a step may ask of an engine, and what names its pages have, whatever computes it. */
 #include "kvf/engine.h"
+
+static const char *const kv_type_names[] = {"f16", "f32", "fp8", "q8"};
+const char *kvf_kv_type_name(kvf_kv_type type) { return kv_type_names[type]; }
+bool kvf_kv_type_find(const char *name, kvf_kv_type *out) {
+    for (size_t i = 0; i < KVF_COUNT_OF(kv_type_names); i++) {
+        if (strcmp(name, kv_type_names[i]) != 0) continue;
+        *out = (kvf_kv_type)i;
+        return true;
+    }
+    return false;
+}
 
 static bool run_fits(const kvf_model_spec *s, const kvf_engine_limits *l, const kvf_engine_run *run) {
     if (run->count == 0 || run->count > l->tokens_max || run->logit_rows > run->count) return false;
