@@ -1,12 +1,10 @@
 #include "golden.h"
-#include "kvf/gguf.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 uint32_t *golden_ids(const json_t *array, size_t *count) {
     *count = json_array_size(array);
@@ -45,44 +43,6 @@ kvf_model *golden_model(const char *path, kvf_precision precision, const char *k
     kvf_model_options options = {.precision = precision, .kernels = kernels, .threads = 2};
     if (kvf_model_open(path, &options, &m, &err) != KVF_OK) fail_msg("%s", err.message);
     return m;
-}
-
-/* Where the header names the tensor: 8 bytes of length, the name, 4 of how many dimensions, 8 for each, 4 of type. */
-static uint8_t *type_of_tensor(uint8_t *file, size_t bytes, const kvf_gguf_tensor *t) {
-    size_t len = strlen(t->name);
-    for (size_t at = 8; at + len + 4 + 8 * t->dims_count + 4 <= bytes; at++)
-        if (memcmp(file + at, t->name, len) == 0 && kvf_get_le64(file + at - 8) == len)
-            return file + at + len + 4 + 8 * (size_t)t->dims_count;
-    fail_msg("no header of %s", t->name);
-    return NULL;
-}
-
-void golden_bf16_copy(const char *path, char to[64]) {
-    size_t words;
-    uint8_t *file = (uint8_t *)golden_floats(path, &words);
-    kvf_gguf *g = NULL;
-    kvf_error err = {0};
-    uint32_t changed = 0;
-    if (kvf_gguf_open_memory(file, words * 4, path, &g, &err) != KVF_OK) fail_msg("%s", err.message);
-    for (size_t i = 0; i < kvf_gguf_tensor_count(g); i++) {
-        const kvf_gguf_tensor *t = kvf_gguf_tensor_at(g, i);
-        if (t->type != KVF_DTYPE_F16) continue;
-        kvf_put_le32(type_of_tensor(file, words * 4, t), KVF_DTYPE_BF16);
-        uint8_t *values = file + ((const uint8_t *)t->data - file);
-        for (uint64_t k = 0; k < t->bytes; k += 2) {
-            float f = kvf_f16_to_f32(kvf_get_le16(values + k));
-            memcpy(values + k, (const uint8_t *)&f + 2, 2);
-        }
-        changed++;
-    }
-    kvf_gguf_close(g);
-    assert_true(changed > 0);
-    snprintf(to, 64, "/tmp/kvferry-bf16-XXXXXX");
-    int fd = mkstemp(to);
-    assert_true(fd >= 0);
-    assert_true(write(fd, file, words * 4) == (ssize_t)(words * 4));
-    close(fd);
-    free(file);
 }
 
 kvf_engine *golden_engine(const kvf_model *m, kvf_kv_type kv, uint32_t tokens, uint32_t threads) {

@@ -24,8 +24,6 @@ kvf_engine *golden_engine(const kvf_model *m, kvf_kv_type kv, uint32_t tokens, u
  * `wanted` of each chunk go to `logits`, one after another (wanted = chunk: every token's). */
 void golden_run(kvf_engine *e, const uint32_t *tokens, uint32_t position, uint32_t count, uint32_t chunk, bool all,
     float *logits, uint32_t vocab);
-/* A copy of the file in a temporary one (the caller unlinks `to`) whose f16 matrices are bf16, cut off. */
-void golden_bf16_copy(const char *path, char to[64]);
 double golden_logprob(const float *logits, uint32_t vocab, uint32_t token);
 uint32_t golden_argmax(const float *logits, uint32_t vocab);
 #endif

@@ -3,6 +3,7 @@
 #include "golden.h"
 #include "kvf/kernels.h"
 #include "kvf/rng.h"
+#include "retype.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#define BF16_TEMPLATE "/tmp/kvferry-bf16-XXXXXX"
 enum { SEQUENCES = 5, TOKENS_MAX = 600, BLOCKS = SEQUENCES * 40 };
 
 static kvf_rng rng = {.seed = 7};
@@ -124,8 +126,8 @@ static void tiny_models(void **state) {
 }
 
 static void bf16_model(void **state) {
-    char path[64];
-    golden_bf16_copy(GOLDEN "tiny/llama.gguf", path);
+    char path[] = BF16_TEMPLATE;
+    retype_model(GOLDEN "tiny/llama.gguf", path, KVF_DTYPE_BF16, NULL);
     check_model(path, KVF_PRECISION_FAST, KVF_KV_F16, 560, 6);
     check_model(path, KVF_PRECISION_EXACT, KVF_KV_F16, 300, 2);
     kvf_model *m = golden_model(path, KVF_PRECISION_FAST, NULL);
@@ -150,12 +152,12 @@ static void sample_model(void **state) {
 static void all_kernels(void **state) {
     const kvf_kernel_ops *tables[KVF_KERNELS_MAX];
     size_t count = kvf_kernels_list(tables);
-    char bf16[64];
+    char bf16[] = BF16_TEMPLATE;
     const struct {
         const char *path;
         uint32_t tokens;
     } models[] = {{GOLDEN "tiny/llama.gguf", 300}, {bf16, 150}, {GOLDEN "tiny/qwen3.gguf", 100}, {SAMPLE_MODEL, 3}};
-    golden_bf16_copy(GOLDEN "tiny/llama.gguf", bf16);
+    retype_model(GOLDEN "tiny/llama.gguf", bf16, KVF_DTYPE_BF16, NULL);
     for (size_t i = 0; i < KVF_COUNT_OF(models) * 2; i++) {
         if (access(models[i / 2].path, R_OK) != 0 || (SANITIZED && i / 2 == 3)) continue;
         uint32_t tokens[TOKENS_MAX], n = models[i / 2].tokens;
