@@ -1,4 +1,4 @@
-/* AVX-512 with VNNI (avx512_vnni.c) and BF16: vdpbf16ps adds two products of bf16 to each 32-bit lane, the odd one
+/* AVX-512 with VNNI and BF16: vdpbf16ps adds two products of bf16 to each 32-bit lane, the odd one
  * first, each by a fused multiply-add whose subnormal operands and results are zeros. */
 #include "lanes_avx512.h"
 #define KVF_SCORE_ROWS 8
@@ -6,14 +6,7 @@
 #include "tuned.h"
 #include "tuned_attention.h"
 
-enum { Q_ROWS = 6, Q_AHEAD = 32768 };
-#define Q_PANELS_OF(rows) 2
-#define DOT4_NIBBLES(acc, codes, x) _mm512_dpbusd_epi32((acc), (codes), (x))
-#define NIBBLES_END(acc) (acc)
-#define LOAD_BYTES(p) i16_load(p)
-#define BYTES_START(neg_128) i16_set1(neg_128)
-#define DOT4_BYTES(acc, codes, x) DOT4_NIBBLES(acc, codes, x)
-#include "int8_x86.h"
+#include "int8_avx512_vnni.h"
 
 /* ROWS rows against PANELS panels. Two weights of each output, which stand 16 apart, are brought together: once for all
  * rows. */

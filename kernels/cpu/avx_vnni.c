@@ -1,6 +1,6 @@
-/* AVX2 with AVX-VNNI: processors with 256-bit registers only that have VNNI's products all the same. What avx512_vnni.c
- * says of them holds here. With KVF_TWIN it uses AVX-512's form of the same instruction: what tests run on processors
- * that have only that one. */
+/* AVX2 with AVX-VNNI: processors with 256-bit registers only that have VNNI's products all the same. What
+ * int8_avx512_vnni.h says of them holds here. With KVF_TWIN it uses AVX-512's form of the same instruction: what tests
+ * run on processors that have only that one. */
 #include "lanes_avx2.h"
 #define KVF_SCORE_ROWS 4
 #include "tuned.h"
