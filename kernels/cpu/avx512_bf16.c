@@ -2,7 +2,7 @@
  * first, each by a fused multiply-add whose subnormal operands and results are zeros. */
 #include "lanes_avx512.h"
 #define KVF_SCORE_ROWS 8
-#define KVF_OWN_MATMUL_B
+#define KVF_OWN_B_MATRIX
 #include "tuned.h"
 #include "tuned_attention.h"
 
@@ -10,7 +10,7 @@
 
 /* ROWS rows against PANELS panels. Two weights of each output, which stand 16 apart, are brought together: once for all
  * rows. */
-enum { B_ROWS = 12, B_PANELS = 2 };
+enum { B_ROWS = 12, B_PANELS = 2, B_AHEAD = Q_AHEAD };
 LANES_INLINE void b_tile(const int ROWS, const int PANELS, const kvf_packed *w, const kvf_rows *x, uint32_t row,
     uint32_t panel, uint32_t first_panel, uint32_t first_row, size_t ahead, const kvf_product *out) {
     const __m512i lanes = _mm512_set1_epi32(0x00100000),
@@ -43,37 +43,6 @@ LANES_INLINE void b_tile(const int ROWS, const int PANELS, const kvf_packed *w, 
     }
 }
 
-/* One tile of rows asks a little ahead; with several, the second asks for the next pair. */
-LANES_INLINE void b_pair(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
-    uint32_t first_panel, const kvf_product *out) {
-    uint32_t r = 0;
-    for (; r + B_ROWS <= rows; r += B_ROWS)
-        b_tile(B_ROWS, 2, w, x, row + r, panel, first_panel, r,
-            rows < 2 * B_ROWS ? Q_AHEAD
-            : r == B_ROWS     ? w->pair_bytes
-                              : 0,
-            out);
-    for (; r + 4 <= rows; r += 4) b_tile(4, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : 0, out);
-    if (rows - r >= 2) {
-        b_tile(2, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : 0, out);
-        r += 2;
-    }
-    if (r < rows) b_tile(1, 2, w, x, row + r, panel, first_panel, r, r == 0 ? Q_AHEAD : 0, out);
-}
-
-static void matmul_b(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
-    uint32_t panels, const kvf_product *out) {
-    KVF_ASSERT(w->kind == KVF_PACK_BF16);
-    uint32_t end = panel + panels;
-    for (uint32_t p = panel; p < end;) {
-        if (p % 2 == 0 && p + 2 <= end) {
-            b_pair(w, x, row, rows, p, panel, out);
-            p += 2;
-            continue;
-        }
-        for (uint32_t r = 0; r < rows; r++) b_tile(1, 1, w, x, row + r, p, panel, r, 0, out);
-        p++;
-    }
-}
+#include "bf16_matmul.h"
 
 const kvf_kernel_ops kvf_kernels_avx512_bf16 = KVF_KERNEL_TABLE("avx512-bf16");

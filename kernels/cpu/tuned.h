@@ -146,10 +146,10 @@ LANES_INLINE void put_outputs(const kvf_product *out, uint32_t row, uint32_t pan
     v16_store_n(y, out->add ? v16_add(v16_load_n(y, valid), v) : v, valid);
 }
 
-/* One k of ROWS rows by PANELS panels. */
 /* KVF_PACK_BF16 in the order of matmul_b. */
 static const kvf_pack_kind PACK_BF16_PAIRS = (kvf_pack_kind)(KVF_PACK_F32 + 1);
 
+/* One k of ROWS rows by PANELS panels. */
 #define F_STEP(index, load)                                                                                            \
     do {                                                                                                               \
         v16 weight[F_PANELS];                                                                                          \
@@ -278,12 +278,16 @@ static void matmul_f(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint3
     }
 }
 
-#if !defined(KVF_OWN_MATMUL_B)
 /* Not inlined: nothing of it may move to where subnormals are not zeros. */
 static __attribute__((noinline)) void b_matrix(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows,
-    uint32_t panel, uint32_t panels, const kvf_product *out) {
+    uint32_t panel, uint32_t panels, const kvf_product *out)
+#if defined(KVF_OWN_B_MATRIX) /* the source brings it */
+    ;
+#else
+{
     f_matrix(PACK_BF16_PAIRS, w, x, row, rows, panel, panels, out);
 }
+#endif
 static void matmul_b(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
     uint32_t panels, const kvf_product *out) {
     KVF_ASSERT(w->kind == KVF_PACK_BF16);
@@ -291,7 +295,6 @@ static void matmul_b(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint3
     b_matrix(w, x, row, rows, panel, panels, out);
     lanes_restore(old);
 }
-#endif
 
 /* The compiler makes vectors of it. */
 static void round_bf16(float *x, uint32_t count, uint16_t *dst) {

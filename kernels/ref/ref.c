@@ -180,9 +180,18 @@ static void matmul_f(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint3
     matmul(dot_f, w, x, row, rows, panel, panels, out);
 }
 
+static void flush(const kvf_product *out, uint32_t rows, uint32_t outputs) {
+    for (uint32_t r = 0; r < rows; r++) {
+        float *y = out->y + r * out->stride;
+        for (uint32_t o = 0; o < outputs; o++) y[o] = no_subnormal(y[o]);
+    }
+}
 static void matmul_b(const kvf_packed *w, const kvf_rows *x, uint32_t row, uint32_t rows, uint32_t panel,
     uint32_t panels, const kvf_product *out) {
+    uint32_t outputs = KVF_MIN(panels * KVF_PANEL, w->outputs - panel * KVF_PANEL);
+    if (out->add) flush(out, rows, outputs);
     matmul(dot_b, w, x, row, rows, panel, panels, out);
+    if (out->add) flush(out, rows, outputs);
 }
 static uint16_t nearest_bf16(float v) {
     uint32_t bits;

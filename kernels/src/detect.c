@@ -34,11 +34,12 @@ static void features(bool *avx2, bool *avx_vnni, bool *avx512, bool *avx512_vnni
 #include <sys/auxv.h>
 
 /* Bits of the kernel's report for 64-bit Arm; named here because a C library's header may be older than they. */
-static void features(bool *neon, bool *dotprod, bool *i8mm) {
+static void features(bool *neon, bool *dotprod, bool *i8mm, bool *bf16) {
     unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
     *neon = first & 1ul << 1;
     *dotprod = *neon && (first & 1ul << 20);
     *i8mm = *dotprod && (second & 1ul << 13);
+    *bf16 = *i8mm && (second & 1ul << 14);
 }
 #endif
 
@@ -57,8 +58,9 @@ size_t kvf_kernels_list(const kvf_kernel_ops *list[KVF_KERNELS_MAX]) {
 #endif
     if (avx2) list[count++] = &kvf_kernels_avx2;
 #elif defined(KVF_KERNELS_ARM)
-    bool neon, dotprod, i8mm;
-    features(&neon, &dotprod, &i8mm);
+    bool neon, dotprod, i8mm, bf16;
+    features(&neon, &dotprod, &i8mm, &bf16);
+    if (bf16) list[count++] = &kvf_kernels_neon_bf16;
     if (i8mm) list[count++] = &kvf_kernels_neon_i8mm;
     if (dotprod) list[count++] = &kvf_kernels_neon_dotprod;
     if (neon) list[count++] = &kvf_kernels_neon;

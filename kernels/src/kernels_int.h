@@ -22,6 +22,7 @@ extern const kvf_kernel_ops kvf_kernels_avx512_bf16;
 extern const kvf_kernel_ops kvf_kernels_neon;
 extern const kvf_kernel_ops kvf_kernels_neon_dotprod;
 extern const kvf_kernel_ops kvf_kernels_neon_i8mm;
+extern const kvf_kernel_ops kvf_kernels_neon_bf16;
 #endif
 
 /* Where the codes (or values) and the scales of one panel lie inside a group of its pair. */

@@ -44,7 +44,7 @@ static const kvf_config_key keys[] = {
         "what a device keeps matrices in; auto: bf16 where the file has it, else f16; fp8: those of layers as e4m3, "
         "scaled by output (the CPU: as in the file)"),
     CHOICE("engine.kernels", ENUM, "auto",
-        "auto ref avx2 avx-vnni avx512 avx512-vnni avx512-bf16 neon neon-dotprod neon-i8mm", "kernels",
+        "auto ref avx2 avx-vnni avx512 avx512-vnni avx512-bf16 neon neon-dotprod neon-i8mm neon-bf16", "kernels",
         "kernel family; auto: the best that this machine has"),
     CHOICE("engine.backend", ENUM, "cpu", "cpu cuda auto", "backend",
         "what computes: the processor, a CUDA device, or auto: a device where one can be used"),

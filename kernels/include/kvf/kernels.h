@@ -5,7 +5,7 @@
  * 1. An output of a matrix product is one chain over ascending k. f32: acc = fma(x[k], w[k], acc). 8-bit: per 32 values
  * an exact integer dot product i, then (4-bit kinds) acc = fma(m, us, acc), then acc = fma((float)i * d, s, acc).
  * bf16: over pairs, the odd value first: acc = fma(x[k+1], w[k+1], acc), then acc = fma(x[k], w[k], acc); subnormal
- * weights and results are zeros of their sign (what AVX-512's vdpbf16ps does).
+ * weights and results, and what the output is added to, are zeros of their sign (what AVX-512's vdpbf16ps does).
  * 2. A reduction along a row has 16 lanes (lane = index mod 16, ascending), then lanes j and j+8 are added, then +4,
  * +2, +1.
  * 3. Attention: a score is one fma chain over ascending d; softmax and values over fixed splits of 256 absolute

@@ -296,8 +296,9 @@ static void rounds_to_bf16(void **state) {
     free(x);
 }
 
-/* Weights, values and sums that are subnormal count as zeros; ref against sums in double; other tables against ref. */
-static void check_bf16_product(uint32_t outputs, uint32_t inputs, uint32_t rows, float size, float weight) {
+/* Weights, values, sums and what they are added to (of size `add`; 0: to nothing) count as zeros where subnormal; ref
+ * against sums in double; other tables against ref. */
+static void check_bf16_product(uint32_t outputs, uint32_t inputs, uint32_t rows, float size, float weight, float add) {
     uint32_t groups = (uint32_t)kvf_div_up(inputs, KVF_GROUP), width = groups * KVF_GROUP;
     uint8_t *file = malloc((size_t)outputs * inputs * 2);
     for (uint32_t i = 0; i < outputs * inputs; i++) {
@@ -305,9 +306,8 @@ static void check_bf16_product(uint32_t outputs, uint32_t inputs, uint32_t rows,
         memcpy(file + 2 * i, (uint8_t *)&f + 2, 2);
     }
     matrix m = pack_matrix(KVF_DTYPE_BF16, file, outputs, inputs);
-    bool add = size == 1; /* what is added would hide small sums */
     float *x = calloc((size_t)rows * width, 4), *values = floats(rows * inputs, size),
-          *want = floats(rows * outputs, 1), *got = malloc((size_t)rows * outputs * 4),
+          *want = floats(rows * outputs, add > 0 ? add : 1), *got = malloc((size_t)rows * outputs * 4),
           *start = malloc((size_t)rows * outputs * 4);
     uint16_t *b = calloc((size_t)rows * width, 2);
     memcpy(start, want, (size_t)rows * outputs * 4);
@@ -316,9 +316,9 @@ static void check_bf16_product(uint32_t outputs, uint32_t inputs, uint32_t rows,
         ref->round_bf16(x + r * width, inputs, b + r * width);
     }
     kvf_rows in = {.f32 = x, .f32_stride = width, .bf16 = b, .groups = groups};
-    ref->matmul_b(&m.w, &in, 0, rows, 0, m.w.panels, &(kvf_product){want, outputs, add});
+    ref->matmul_b(&m.w, &in, 0, rows, 0, m.w.panels, &(kvf_product){want, outputs, add > 0});
     for (uint32_t i = 0; i < rows * outputs; i++) {
-        double sum = add ? (double)start[i] : 0, magnitude = fabs(sum) + 1e-35;
+        double sum = add > 0 ? (double)start[i] : 0, magnitude = fabs(sum) + 1e-35;
         for (uint32_t k = 0; k < inputs; k++) {
             double w = (double)m.dense[i % outputs * inputs + k];
             double one = fabs(w) < 1.1754943508222875e-38 ? 0 : (double)x[i / outputs * width + k] * w;
@@ -329,12 +329,12 @@ static void check_bf16_product(uint32_t outputs, uint32_t inputs, uint32_t rows,
     }
     for (size_t i = 0; i < tables_count; i++) {
         memcpy(got, start, (size_t)rows * outputs * 4);
-        tables[i]->matmul_b(&m.w, &in, 0, rows, 0, m.w.panels, &(kvf_product){got, outputs, add});
+        tables[i]->matmul_b(&m.w, &in, 0, rows, 0, m.w.panels, &(kvf_product){got, outputs, add > 0});
         same("bf16 product", tables[i]->name, want, got, (size_t)rows * outputs * 4);
         for (uint32_t p = 0; p < m.w.panels; p++) { /* each row and panel alone */
             uint32_t n = KVF_MIN(outputs - p * KVF_PANEL, (uint32_t)KVF_PANEL), r = p % rows;
             memcpy(got, start + r * outputs + p * KVF_PANEL, n * 4);
-            tables[i]->matmul_b(&m.w, &in, r, 1, p, 1, &(kvf_product){got, outputs, add});
+            tables[i]->matmul_b(&m.w, &in, r, 1, p, 1, &(kvf_product){got, outputs, add > 0});
             same("bf16 panel", tables[i]->name, want + r * outputs + p * KVF_PANEL, got, n * 4);
         }
     }
@@ -344,12 +344,13 @@ static void check_bf16_product(uint32_t outputs, uint32_t inputs, uint32_t rows,
 static void bf16_products(void **state) {
     static const uint32_t rows[] = {1, 2, 3, 4, 7, 8, 12, 13, 24, 31};
     for (size_t i = 0; i < KVF_COUNT_OF(rows); i++) {
-        check_bf16_product(64, 64, rows[i], 1, 1);
-        check_bf16_product(49, 70, rows[i], 1, 1);
+        check_bf16_product(64, 64, rows[i], 1, 1, 1);
+        check_bf16_product(49, 70, rows[i], 1, 1, 1);
     }
-    check_bf16_product(33, 96, 5, 1e-37f, 0.1f); /* many products and sums are subnormal */
-    check_bf16_product(33, 96, 5, 1e30f, 1e-38f); /* all weights are */
-    check_bf16_product(33, 96, 5, 1e30f, 2e-38f); /* some are */
+    check_bf16_product(33, 96, 5, 1e-37f, 0.1f, 0); /* many products and sums are subnormal */
+    check_bf16_product(33, 96, 5, 1e-37f, 0.1f, 3e-38f); /* and what they are added to */
+    check_bf16_product(33, 96, 5, 1e30f, 1e-38f, 0); /* all weights are */
+    check_bf16_product(33, 96, 5, 1e30f, 2e-38f, 0); /* some are */
 }
 
 /* Q4_0 whose minimum overflows a half keeps its values in f32. */
