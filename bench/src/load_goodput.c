@@ -2,11 +2,11 @@
 #include <math.h>
 
 enum { TRIALS_MAX = 64 };
-static const double FACTOR_FIRST = 1.25, FACTOR_MAX = 2;
+static const double FACTOR_MAX = 2, ROUNDING = 1 + 1e-9; /* a mean of two steps is one step away */
 
 void kvf_goodput_begin(kvf_goodput *g, double start, double min, double max, double tolerance) {
     KVF_ASSERT(min > 0 && min <= max && tolerance > 0);
-    *g = (kvf_goodput){.min = min, .max = max, .tolerance = tolerance, .factor = FACTOR_FIRST};
+    *g = (kvf_goodput){.min = min, .max = max, .tolerance = tolerance, .factor = 1 + tolerance};
     g->next = start < min ? min : start > max ? max : start;
 }
 
@@ -25,7 +25,7 @@ void kvf_goodput_tell(kvf_goodput *g, bool passed) {
     g->trials++;
     bool bisects = g->passing > 0 && g->failing > 0;
     if (bisects) {
-        g->over = g->failing <= g->passing * (1 + g->tolerance);
+        g->over = g->failing <= g->passing * (1 + g->tolerance) * ROUNDING;
         g->next = sqrt(g->passing * g->failing);
     } else if (passed) {
         g->over = g->next >= g->max;

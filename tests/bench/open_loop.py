@@ -22,7 +22,7 @@ class Goodput:
         self.low, self.high, self.tolerance = low, high, tolerance
         self.passing = self.failing = 0.0
         self.next = min(max(start, low), high)
-        self.trials, self.over, self.factor = 0, False, 1.25
+        self.trials, self.over, self.factor = 0, False, 1 + tolerance
 
     def tell(self, passed):
         if passed:
@@ -31,7 +31,7 @@ class Goodput:
             self.failing = self.next
         self.trials += 1
         if self.passing and self.failing:
-            self.over = self.failing <= self.passing * (1 + self.tolerance)
+            self.over = self.failing <= self.passing * (1 + self.tolerance) * (1 + 1e-9)  # a mean of two steps is one step away
             self.next = math.sqrt(self.passing * self.failing)
         else:
             self.over = self.next >= self.high if passed else self.next <= self.low

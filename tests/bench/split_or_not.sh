@@ -8,8 +8,9 @@
 # colocated node is tried with each of $CHUNKS (decode.prefill_chunk_tokens), and the best is kept for all modes. Prints a line per trace
 # and mode, and AUTO against the better of the two. Nothing else should run meanwhile.
 #   split_or_not.sh [ROUNDS [REQUESTS [TRACE...]]]      TRACE: its file's name begins so; $KVF_TRACES: where the traces are;
-# $LONE_REQUESTS (40): of the unloaded run; $START_RATE (3): where searches begin, later
-# ones at what the last of their mode found; $RECORD: a file to which every figure is added.
+# $LONE_REQUESTS (40): of the unloaded run; $LIMITS ("3659ms 35ms"): of TTFT and TPOT, instead of that run; $START_RATE (3): where
+# searches begin, later ones at what the last of their mode found; $RECORD: a file to which every figure is added, and whose last ones are
+# such beginnings.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 rounds=${1:-5} requests=${2:-120}; shift $(($# < 2 ? $# : 2))
@@ -49,6 +50,13 @@ measure() { # MODE of requests, CHUNK; sets $found
   [[ $found == 0 ]] || guess[$name]=$found
   echo "$(basename "$trace") $name $found" >>"${RECORD:-/dev/null}"
 }
+limits() { # sets $ttft and $tpot
+  start "${CHUNKS%% *}"
+  bench --disaggregate never --unloaded -n "${LONE_REQUESTS:-40}" || { cat "$tmp/table"; exit 1; }
+  ttft=$(awk -v v="$(value p90_ttft_ms "$tmp/json")" 'BEGIN { printf "%.3fms", 5 * v }')
+  tpot=$(awk -v v="$(value p90_tpot_ms "$tmp/json")" 'BEGIN { printf "%.3fms", 5 * v }')
+  stop
+}
 best_chunk() { # sets $chunk and $found: the colocated node's first round
   local best=-1 c
   for c in $CHUNKS; do
@@ -67,11 +75,9 @@ takes_part() { # TRACE's name
 for trace in "$traces"/{azure-2023-code.csv,azure-2023-conv.csv,mooncake-conversation.jsonl,mooncake-synthetic.jsonl}; do
   takes_part "$(basename "$trace")" || continue
   declare -A guess=()
-  start "${CHUNKS%% *}"
-  bench --disaggregate never --unloaded -n "${LONE_REQUESTS:-40}" || { cat "$tmp/table"; exit 1; }
-  ttft=$(awk -v v="$(value p90_ttft_ms "$tmp/json")" 'BEGIN { printf "%.3fms", 5 * v }')
-  tpot=$(awk -v v="$(value p90_tpot_ms "$tmp/json")" 'BEGIN { printf "%.3fms", 5 * v }')
-  stop
+  while read -r of name found; do [[ $of != "$(basename "$trace")" || $found == 0 ]] || guess[$name]=$found; done 2>/dev/null <"${RECORD:-/dev/null}"
+  read -r ttft tpot <<<"${LIMITS:-}"
+  [ -n "$ttft" ] || limits
   echo "$(basename "$trace"): limits ttft=$ttft tpot=$tpot"
   for ((i = 0; i < rounds; i++)); do
     for mode in never always auto; do

@@ -246,7 +246,7 @@ static void goodput(void **state) {
     assert_int_equal(o.status, 0);
     check_json(o.json);
     check_page(&o);
-    assert_true(number(g, "rate") == 50 && json_array_size(json_object_get(g, "trials")) == 4);
+    assert_true(number(g, "rate") == 50 && json_array_size(json_object_get(g, "trials")) == 6);
     assert_true(json_is_null(json_object_get(g, "failing_rate")) && number(o.json, "request_rate") == 50);
     done(&o);
     o = bench(

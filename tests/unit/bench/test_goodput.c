@@ -22,15 +22,16 @@ static void finds_any_limit(void **state) {
             kvf_goodput_begin(&g, starts[i], 0.01, 10000, 0.05);
             uint32_t trials = search(&g, limit);
             assert_true(g.passing <= limit && g.failing > limit && g.failing <= g.passing * 1.05);
-            assert_true(trials <= 22 + 5); /* 21 steps span all rates, five more make 5 % of a factor of two */
+            assert_true(trials <= 24 + 5); /* 24 steps span all rates, five more make 5 % of a factor of two */
         }
 }
 
 static void a_good_guess_is_cheap(void **state) {
-    for (double limit = 0.81; limit < 1.25; limit *= 1.01) {
+    for (double limit = 0.72; limit < 1.4; limit *= 1.01) {
         kvf_goodput g;
         kvf_goodput_begin(&g, 1, 0.01, 10000, 0.05);
-        assert_true(search(&g, limit) <= 2 + 3);
+        uint32_t trials = search(&g, limit), most = limit > 0.96 && limit < 1.05 ? 2 : 4 + 2;
+        assert_true(trials <= most);
         assert_true(g.passing <= limit && g.failing > limit && g.failing <= g.passing * 1.05);
     }
 }
