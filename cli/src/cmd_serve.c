@@ -28,8 +28,7 @@ typedef struct {
     kvf_runtime_dir dir; /* of our sockets */
     const char *flags[KVF_SETTINGS_FLAGS_MAX]; /* what was given to us, for each of them */
     uint32_t nodes, nodes_all;
-    uint16_t cores[KVF_CORES_MAX]; /* that the nodes divide */
-    uint32_t cores_count; /* 0: they are not divided */
+    kvf_host_cores cores; /* that the nodes divide; none: they are not divided */
     uint32_t threads; /* of each node; 0: all cores, its own and those lent */
     const char *cores_shared; /* the file in which they are lent, or NULL */
     kvf_child children[NODES_MAX + 1]; /* the router is the last */
@@ -86,9 +85,8 @@ static void divide_cores(cluster *k, uint32_t nodes) {
     k->threads = kvf_config_u32(k->config, "engine.threads");
     if (k->threads || strcmp(kvf_config_string(k->config, "engine.backend"), "cpu") != 0) return;
     if (kvf_config_string(k->config, "engine.cores")) return;
-    k->cores_count = kvf_cores_allowed(k->cores);
-    if (k->cores_count < nodes) {
-        k->cores_count = 0;
+    if (!kvf_host_cores_read(&k->cores) || k->cores.count < nodes) {
+        k->cores.count = 0;
         k->threads = KVF_MAX(kvf_os_cpu_count() / nodes, 1u);
         return;
     }
@@ -101,8 +99,8 @@ static void divide_cores(cluster *k, uint32_t nodes) {
 
 /* The cores of node `index`: "0-3". */
 static void cores_text(const cluster *k, uint32_t index, char *text, size_t size) {
-    uint32_t begin = index * k->cores_count / k->nodes_all, end = (index + 1) * k->cores_count / k->nodes_all;
-    kvf_cores_text(k->cores + begin, end - begin, text, size);
+    uint16_t cpus[KVF_CORES_MAX];
+    kvf_cores_text(cpus, kvf_host_cores_share(&k->cores, index, k->nodes_all, cpus), text, size);
 }
 
 static void add_cores(cluster *k, kvf_child *c) {
@@ -110,7 +108,7 @@ static void add_cores(cluster *k, kvf_child *c) {
     if (k->threads && kvf_config_u32(k->config, "engine.threads") == 0) {
         snprintf(text, sizeof text, "%u", k->threads);
         arg(c, KEEP(k, "--threads=", text));
-    } else if (k->cores_count) {
+    } else if (k->cores.count) {
         cores_text(k, k->nodes, text, sizeof text);
         arg(c, KEEP(k, "--cores=", text));
         if (k->cores_shared) arg(c, "--cores-shared");
@@ -120,7 +118,7 @@ static void add_cores(cluster *k, kvf_child *c) {
 
 static void log_division(const cluster *k, uint32_t prefill, uint32_t decode) {
     kvf_buf text = {0};
-    if (k->cores_count) {
+    if (k->cores.count) {
         for (uint32_t i = 0; i < k->nodes_all; i++) {
             char cores[512];
             cores_text(k, i, cores, sizeof cores);

@@ -31,31 +31,6 @@ struct kvf_cores {
     uint16_t core[KVF_CORES_MAX]; /* of thread i; own cores first */
 };
 
-uint32_t kvf_cores_allowed(uint16_t cores[KVF_CORES_MAX]) {
-    uint32_t count = 0;
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 0;
-    for (uint32_t cpu = 0; cpu < KVF_CORES_MAX && cpu < CPU_SETSIZE; cpu++)
-        if (CPU_ISSET(cpu, &set)) cores[count++] = (uint16_t)cpu;
-    return kvf_os_cpu_count() < count ? 0 : count;
-}
-
-void kvf_cores_text(const uint16_t *cores, uint32_t count, char *text, size_t size) {
-    size_t at = 0;
-    if (size) text[0] = '\0';
-    for (uint32_t i = 0; i < count && at < size;) {
-        uint32_t end = i + 1;
-        while (end < count && cores[end] == cores[end - 1] + 1) end++;
-        int n = snprintf(text + at, size - at, "%s%u", i ? "," : "", cores[i]);
-        if (end - i > 1 && n > 0 && at + (size_t)n < size) {
-            at += (size_t)n;
-            n = snprintf(text + at, size - at, "-%u", cores[end - 1]);
-        }
-        at += n > 0 ? (size_t)n : 0;
-        i = end;
-    }
-}
-
 /* A number of the list; false: none is there. */
 static bool number(const char **at, uint32_t *out) {
     uint32_t v = 0;

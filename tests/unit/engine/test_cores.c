@@ -19,17 +19,17 @@ typedef struct {
 
 static int two_cores(void **state) {
     fixture *f = calloc(1, sizeof *f);
-    uint16_t cores[KVF_CORES_MAX];
+    kvf_host_cores host;
     strcpy(f->path, "/tmp/kvf-cores-XXXXXX");
     int fd = mkstemp(f->path);
     assert_true(fd >= 0 && ftruncate(fd, KVF_CORES_FILE_BYTES) == 0);
     close(fd);
     *state = f;
-    if (kvf_cores_allowed(cores) < 2) return 0;
+    if (!kvf_host_cores_read(&host) || host.count < 2) return 0;
     CPU_ZERO(&f->set);
     for (int i = 0; i < 2; i++) {
-        CPU_SET(cores[i], &f->set);
-        snprintf(f->own[i], sizeof f->own[i], "%u", cores[i]);
+        CPU_SET(host.cpu[i], &f->set);
+        snprintf(f->own[i], sizeof f->own[i], "%u", host.cpu[i]);
     }
     assert_int_equal(sched_setaffinity(0, sizeof f->set, &f->set), 0);
     assert_int_equal(kvf_cores_open(f->own[0], f->path, &f->a, NULL), KVF_OK);

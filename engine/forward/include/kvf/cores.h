@@ -8,9 +8,8 @@
  * again, one that dies with a borrowed core is found gone by the next who wants it. */
 #ifndef KVF_CORES_H
 #define KVF_CORES_H
-#include "kvf/base.h"
+#include "kvf/host_cores.h"
 
-#define KVF_CORES_MAX 1024 /* core numbers of a host */
 #define KVF_CORES_FILE_BYTES (KVF_CORES_MAX * 64)
 
 typedef struct kvf_cores kvf_cores;
@@ -19,11 +18,6 @@ kvf_status kvf_cores_open(const char *own, const char *shared, kvf_cores **out, 
 void kvf_cores_close(kvf_cores *c); /* NULL is fine; after the pools that use it */
 uint32_t kvf_cores_own(const kvf_cores *c); /* how many */
 uint32_t kvf_cores_all(const kvf_cores *c); /* and those it may borrow; at most 64 */
-/* Writes "0-3,8" for `count` ascending core numbers. */
-void kvf_cores_text(const uint16_t *cores, uint32_t count, char *text, size_t size);
-/* Cores that the calling process may use, ascending; 0: not known, or it may use fewer at a time than it may choose
- * from (a quota), so that choosing makes no sense. */
-uint32_t kvf_cores_allowed(uint16_t cores[KVF_CORES_MAX]);
 
 /* What follows is for the pool. Thread 0 .. own-1 compute on own cores, the others on one borrowed core each. */
 void kvf_cores_bind(const kvf_cores *c, uint32_t thread); /* the calling thread, as far as the system lets it */
