@@ -104,7 +104,7 @@ static void cores_text(const cluster *k, uint32_t index, char *text, size_t size
 }
 
 static void add_cores(cluster *k, kvf_child *c) {
-    char text[512];
+    char text[KVF_CORES_TEXT_MAX];
     if (k->threads && kvf_config_u32(k->config, "engine.threads") == 0) {
         snprintf(text, sizeof text, "%u", k->threads);
         arg(c, KEEP(k, "--threads=", text));
@@ -120,7 +120,7 @@ static void log_division(const cluster *k, uint32_t prefill, uint32_t decode) {
     kvf_buf text = {0};
     if (k->cores.count) {
         for (uint32_t i = 0; i < k->nodes_all; i++) {
-            char cores[512];
+            char cores[KVF_CORES_TEXT_MAX];
             cores_text(k, i, cores, sizeof cores);
             kvf_buf_printf(&text, "%s%s %s", i ? ", " : "cores ", k->children[i].name, cores);
         }

@@ -1,6 +1,6 @@
 /* How nodes divide the cores of hosts that are told in a folder like the system's: by number, by hardware threads that
  * are counted last or side by side, over packages and dies; no core to two nodes, all to somebody. */
-#include "kvf/host_cores.h"
+#include "kvf/cores.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
@@ -107,6 +107,26 @@ static void a_system_that_says_nothing(void **state) {
     assert_int_equal(h.core[3], 3);
 }
 
+/* Every second cpu, as one of two packages has them where numbers go back and forth; and the longest list there is. */
+static void long_lists_are_whole(void **state) {
+    uint16_t cpus[KVF_CORES_MAX];
+    char text[KVF_CORES_TEXT_MAX];
+    for (uint32_t step = 2; step <= 3; step++) {
+        uint32_t count = 0;
+        for (uint32_t cpu = 0; cpu < KVF_CORES_MAX; cpu++)
+            if (step == 2 ? cpu % 2 == 0 : cpu % 3 != 2) cpus[count++] = (uint16_t)cpu;
+        kvf_cores_text(cpus, count, text, sizeof text);
+        const char *last = strrchr(text, ',');
+        assert_non_null(last);
+        assert_string_equal(last, step == 2 ? ",1022" : ",1023");
+        kvf_cores *c = NULL;
+        kvf_error err = {0};
+        kvf_status status = kvf_cores_open(text, NULL, &c, &err); /* read back: whole, though not all cpus are here */
+        assert_true(status == KVF_OK || strstr(err.message, "is not one this process may use"));
+        kvf_cores_close(c);
+    }
+}
+
 static void this_host(void **state) {
     kvf_host_cores h;
     if (!kvf_host_cores_read(&h)) {
@@ -120,6 +140,7 @@ static void this_host(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(one_thread_a_core),
         cmocka_unit_test(threads_of_a_core_stay_together), cmocka_unit_test(packages_and_dies_come_first),
-        cmocka_unit_test(a_system_that_says_nothing), cmocka_unit_test(this_host)};
+        cmocka_unit_test(a_system_that_says_nothing), cmocka_unit_test(long_lists_are_whole),
+        cmocka_unit_test(this_host)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include "kvf/base.h"
 
 #define KVF_CORES_MAX 1024 /* cpus of a host */
+#define KVF_CORES_TEXT_MAX (KVF_CORES_MAX * 5 + 1) /* bytes that hold any list of them */
 
 typedef struct {
     uint16_t cpu[KVF_CORES_MAX]; /* threads of a core, cores of a die, dies of a package side by side */
